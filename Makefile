@@ -1,0 +1,30 @@
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.PHONY: demo test lint bench setup clean
+
+demo: $(STAMP)                  ## FedAvg against five ways to send less, on the embedded digits
+	$(BIN)/sparing demo
+
+test: lint $(STAMP)             ## everything CI checks
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP)                 ## the figures in docs/benchmarks.md
+	$(BIN)/python benchmarks/fold.py
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist

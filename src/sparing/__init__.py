@@ -1,0 +1,9 @@
+"""sparing: federated learning that sends only what matters."""
+
+from sparing.core.errors import SparingError
+from sparing.run.results import Record, Result
+from sparing.run.start import resume, run, set_seed
+from sparing.task.task import Task
+
+__version__ = "0.1.0"
+__all__ = ["Record", "Result", "SparingError", "Task", "resume", "run", "set_seed"]

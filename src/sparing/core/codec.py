@@ -1,0 +1,85 @@
+"""Putting codecs together: one after the other (`chain`), and with a memory of what was not sent (`feedback`)."""
+
+import torch
+
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel, Schema, cleared
+from sparing.core.protocols import Codec, View
+from sparing.core.tree import Layout, Tree, prefixed, under
+
+
+def chain(*codecs: Codec) -> Codec:
+    """Encode left to right, decode right to left. `chain()` is the identity."""
+    if len(codecs) == 1:
+        return codecs[0]
+
+    def init(layout: Layout) -> Tree:
+        return {k: v for i, codec in enumerate(codecs) for k, v in prefixed(str(i), codec.init(layout)).items()}
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        after: Tree = {}
+        for i, codec in enumerate(codecs):
+            parcel, memory = codec.encode(parcel, under(str(i), state), view)
+            after |= prefixed(str(i), memory)
+        return parcel, after
+
+    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
+        for codec in reversed(codecs):
+            parcel = codec.decode(parcel, ctx)
+        return parcel
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        for codec in codecs:
+            expected = codec.schema(expected, ctx)
+        return expected
+
+    def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
+        after: Tree = {}
+        for i, codec in reversed(list(enumerate(codecs))):
+            after |= prefixed(str(i), codec.lost(parcel, under(str(i), state), ctx))
+            parcel = codec.decode(parcel, ctx)
+        return after
+
+    name = "+".join(codec.name for codec in codecs)
+    traits = frozenset[str]().union(*(codec.traits for codec in codecs))
+    return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits)
+
+
+def feedback(codec: Codec) -> Codec:
+    """Error feedback: what `codec` leaves out or rounds away is added to the next update.
+
+    decoded + residual = wanted, exactly for sparsifiers, to rounding for quantisers. Coordinates outside the scope
+    of a round keep their residual, as do clients that sit out. A parcel that never arrived is put back by `lost`.
+    """
+
+    def init(layout: Layout) -> Tree:
+        residual = {
+            name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name])
+            for name in layout.params
+            if layout.dtypes[name].is_floating_point
+        }
+        return prefixed("residual", residual) | prefixed("inner", codec.init(layout))
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        residual = under("residual", state)
+        leaves = dict(parcel.leaves)
+        for name in residual.keys() & leaves.keys():
+            leaf = leaves[name]
+            leaves[name] = leaf._replace(value=cleared(leaf.value + residual[name], leaf.scope))
+        wanted = Parcel(leaves, parcel.notes)
+        out, inner = codec.encode(wanted, under("inner", state), view)
+        decoded = codec.decode(out, view.ctx)
+        for name in residual.keys() & leaves.keys():
+            left = wanted.leaves[name].value - decoded.leaves[name].value
+            scope = wanted.leaves[name].scope
+            residual[name] = left if scope is None else torch.where(scope, left, residual[name])
+        return out, prefixed("residual", residual) | prefixed("inner", inner)
+
+    def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
+        decoded, residual = codec.decode(parcel, ctx), under("residual", state)
+        for name in residual.keys() & decoded.leaves.keys():
+            residual[name] = residual[name] + decoded.leaves[name].value
+        inner = codec.lost(parcel, under("inner", state), ctx)
+        return prefixed("residual", residual) | prefixed("inner", inner)
+
+    return Codec(encode, codec.decode, codec.schema, init, lost, f"memory({codec.name})", codec.lossy, codec.traits)

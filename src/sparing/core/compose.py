@@ -1,0 +1,84 @@
+"""From a list of recipes to one method, refusing what does not make sense together."""
+
+from sparing.core.codec import chain, feedback
+from sparing.core.errors import MethodError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts, intersect
+from sparing.core.protocols import Codec, Local, Method, Recipe, Share
+from sparing.core.tree import Layout, Tree, prefixed, under
+
+
+def compose(layout: Layout, *recipes: Recipe, local: Local | None = None) -> Method:
+    """Apply recipes in order to plain FedAvg over this layout, and check the result."""
+    local = local or Local()
+    method = Method(layout, everything(layout, local.buffers), local=local)
+    for make in recipes:
+        method = make(method)
+    refuse_unsound(method)
+    return method
+
+
+def everything(layout: Layout, buffers: str = "shared") -> Share:
+    """Share the whole model; buffers only if they are `shared`, otherwise each client keeps its own."""
+    home = frozenset() if buffers == "shared" else layout.buffers
+    cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home)
+
+
+def narrow(a: Share, b: Share) -> Share:
+    """Both shares at once: what travels is what both let through, what is kept is what either keeps."""
+
+    def init(model: Tree) -> Tree:
+        return prefixed("a", a.init(model)) | prefixed("b", b.init(model))
+
+    def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        return intersect(a.down(under("a", state), model, ctx), b.down(under("b", state), model, ctx))
+
+    def up(got: Cuts, ctx: Ctx) -> Cuts:
+        return intersect(a.up(got, ctx), b.up(got, ctx))
+
+    def learn(state: Tree, update: Tree, ctx: Ctx) -> Tree:
+        learned_a = a.learn(under("a", state), update, ctx)
+        return prefixed("a", learned_a) | prefixed("b", b.learn(under("b", state), update, ctx))
+
+    return Share(down, up, init, learn, a.own | b.own)
+
+
+def uplink(method: Method) -> Codec:
+    """The client's whole chain, with error feedback around it if the method asks for memory."""
+    return feedback(chain(*method.up)) if method.memory else chain(*method.up)
+
+
+def downlink(method: Method) -> Codec:
+    return chain(*method.down)
+
+
+def refuse_unsound(method: Method) -> None:
+    traits = [(codec.name, codec.traits) for codec in method.up]
+    for i, (name, here) in enumerate(traits):
+        before = frozenset[str]().union(*(t for _, t in traits[:i]))
+        if "codes" in here and "codes" in before:
+            raise MethodError(f"{name!r} cannot follow another quantiser: its input is codes already; keep one of them")
+        if "unbiased" in here and "codes" in before:
+            raise MethodError(f"{name!r} cannot scale codes up; put it before the quantiser or set unbiased: false")
+        if "basis" in here and "sparse" in before:
+            raise MethodError(f"{name!r} changes the basis, so positions chosen before it mean nothing; put it first")
+    if method.memory:
+        if not any(codec.lossy for codec in method.up):
+            raise MethodError("memory has nothing to remember: no stage of the uplink is lossy; add one, such as topk")
+        for name, here in traits:
+            if "rotates" in here:
+                raise MethodError(
+                    f"memory cannot hold residuals of {name!r}: its basis rotates every round; drop memory"
+                )
+            if "remembers" in here:
+                raise MethodError(f"{name!r} keeps its own memory; drop `memory` from the list")
+            if "unbiased" in here:
+                raise MethodError(f"{name!r} scales its values up, which memory would amplify; set unbiased: false")
+    if method.blend.collect is not None:
+        for step in method.blend.steps:
+            if step.needs_mean:
+                raise MethodError(f"{step.name!r} needs a weighted mean and cannot follow a collecting blend; drop one")
+    for codec in method.down:
+        if codec.init(method.layout):
+            raise MethodError(f"{codec.name!r} remembers per client and cannot compress the downlink; use it upstream")

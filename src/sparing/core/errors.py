@@ -1,0 +1,65 @@
+"""The exception tree: every error the library raises on purpose.
+
+SparingError              one sentence: what, where, the value seen, the fix
+  ConfigError             a study, key, name or number that cannot be meant
+  DataError               samples that cannot be trained on
+  MethodError             parts that do not make sense together
+  TrainingError           numbers that left the finite world while running
+  WireError               bytes that are not a parcel
+  CheckpointError         a saved run that cannot be continued
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SparingError(Exception):
+    """Base of all: catch this one to catch everything the library says."""
+
+
+class ConfigError(SparingError):
+    pass
+
+
+class DataError(SparingError):
+    pass
+
+
+class MethodError(SparingError):
+    pass
+
+
+class TrainingError(SparingError):
+    pass
+
+
+class WireError(SparingError):
+    pass
+
+
+class CheckpointError(SparingError):
+    pass
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The closest known name as a hint, or what there is to choose from.
+
+    >>> nearest("topkk", ["topk", "int8"])
+    "did you mean 'topk'?"
+    """
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+
+
+def check_range(what: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    """Refuse a number outside [low, high], or (low, high] where the lower end is open.
+
+    >>> check_range("topk.ratio", 1.5, 0, 1)
+    Traceback (most recent call last):
+    sparing.core.errors.ConfigError: topk.ratio is 1.5; it must lie between 0 and 1
+    """
+    inside = (low < value if open_low else low <= value) and value <= high
+    if not inside:
+        between = f"be above {low:g} and at most {high:g}" if open_low else f"lie between {low:g} and {high:g}"
+        raise ConfigError(f"{what} is {value}; it must {between}")

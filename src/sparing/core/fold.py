@@ -1,0 +1,204 @@
+"""The exact fold: a weighted mean that does not depend on order, grouping or the number of workers.
+
+Floating-point addition is exact as long as all terms lie on one power-of-two grid and the sum stays below 2^53 grid
+steps. So every term w_k * u_k is rounded once, on its own, to a grid fixed at the start of the round, and the float64
+accumulator only ever adds exactly. Memory: one float64 accumulator per tensor, one small block beside it, and a
+second accumulator only where clients vote on different coordinates.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparing.core.cover import Cover
+from sparing.core.errors import TrainingError
+from sparing.core.protocols import Arrival, Blended
+from sparing.core.tree import Tree
+
+BLOCK = 1 << 16
+REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
+COUNTS = 2.0**40  # largest update of an integer tensor
+WEIGHT_GRID = 2.0**-40
+
+
+class Grid:
+    """What all partial sums of one round agree on: the largest update of each tensor, and the scale of weights."""
+
+    def __init__(self, model: Tree, total_weight: float):
+        self.scale = power_above(total_weight)
+        self.limit = {name: largest_update(x) for name, x in model.items()}
+
+    def shares(self, weight_K: Tensor, ids: list[int]) -> Tensor:
+        """Weights as parts of the scale, on a grid of their own, so that sums of weights are exact too."""
+        bad = ~((weight_K >= 0) & (weight_K <= self.scale))
+        if bool(bad.any()):
+            k = int(bad.nonzero()[0])
+            raise TrainingError(
+                f"client {ids[k]} was given weight {float(weight_K[k]):.3g}; weights lie between 0 and "
+                f"{self.scale:.3g}, the cohort's samples: check the samples it reported and the weighting"
+            )
+        return torch.round(weight_K.double() / self.scale / WEIGHT_GRID) * WEIGHT_GRID
+
+    def check(self, name: str, update: Tensor, arrival: Arrival) -> None:
+        """Every update must be finite and within the grid; min and max carry NaN along, so one pass sees both."""
+        if not update.numel():
+            return
+        low, high = torch.aminmax(update.reshape(update.shape[0], -1), dim=1)
+        size = torch.maximum(low.double().abs(), high.double().abs())
+        bad = ~(size <= self.limit[name])
+        if bool(bad.any()):
+            k = int(bad.nonzero()[0])
+            raise TrainingError(
+                f"client {int(arrival.ctx.ids[k])} sent an update of size {float(size[k]):.3g} for {name!r} in round "
+                f"{arrival.ctx.round}, beyond {self.limit[name]:.3g}; lower local.lr or set local.clip"
+            )
+
+
+def power_above(x: float) -> float:
+    return 2.0 ** math.ceil(math.log2(max(x, 1.0)))
+
+
+def largest_update(x: Tensor) -> float:
+    if not x.is_floating_point():
+        return COUNTS
+    return REACH * power_above(float(x.abs().max()) if x.numel() else 1.0)
+
+
+class Roll:
+    """Who arrived, with which weight, and the scalars watched on the way: by id, reduced in id order at the end."""
+
+    def __init__(self) -> None:
+        self.weight: dict[int, Tensor] = {}
+        self.seen: dict[int, dict[str, Tensor]] = {}
+
+    def add(self, ids: list[int], share_K: Tensor, seen: dict[str, Tensor]) -> None:
+        self.refuse_twice(ids)
+        for k, i in enumerate(ids):
+            self.weight[i] = share_K[k]
+            self.seen[i] = {name: x[k] for name, x in seen.items()}
+
+    def merge(self, other: "Roll") -> None:
+        self.refuse_twice(sorted(other.weight))
+        self.weight |= other.weight
+        self.seen |= other.seen
+
+    def refuse_twice(self, ids: list[int]) -> None:
+        known = set(self.weight)
+        for i in ids:
+            if i in known:
+                raise TrainingError(f"client {i} arrived twice in one round; each client counts once")
+            known.add(i)
+
+    def in_order(self) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """(ids, weights, scalars), all in id order."""
+        ids = sorted(self.weight)
+        if not ids:
+            raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
+        weight = torch.stack([self.weight[i] for i in ids])
+        if float(weight.sum()) > 2:
+            raise TrainingError("the weights of this round add up to more than the cohort's samples; scale them down")
+        seen = {name: torch.stack([self.seen[i][name] for i in ids]) for name in self.seen[ids[0]]}
+        return torch.tensor(ids, device=weight.device), weight, seen
+
+
+class Fold:
+    """A partial weighted sum over some clients of a round: `add` clients, `merge` folds, then take the `mean`."""
+
+    def __init__(self, model: Tree, total_weight: float):
+        self.grid = Grid(model, total_weight)
+        self.roll = Roll()
+        self.sum: Tree = {}
+        self.cover: dict[str, Cover] = {}
+
+    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
+        """Fold in K clients."""
+        ids = arrival.ctx.ids.tolist()
+        share_K = self.grid.shares(weight_K, ids)
+        for name, update in arrival.update.items():
+            self.grid.check(name, update, arrival)
+        self.roll.add(ids, share_K, seen)
+        for name, update in arrival.update.items():
+            if name not in self.sum:
+                self.sum[name] = torch.zeros(1, *update.shape[1:], dtype=torch.float64, device=update.device)
+                self.cover[name] = Cover()
+            accumulate(self.sum[name], update, share_K, self.grid.limit[name])
+            self.cover[name].add(arrival.scope.get(name), share_K)
+
+    def merge(self, other: "Fold") -> "Fold":
+        """Take in another partial sum of the same round; overlap is refused."""
+        self.roll.merge(other.roll)
+        for name, x in other.sum.items():
+            self.sum[name] = self.sum[name].add_(x) if name in self.sum else x
+            self.cover[name] = self.cover[name].merge(other.cover[name]) if name in self.cover else other.cover[name]
+        return self
+
+    def mean(self) -> Blended:
+        """Sums divided by the weight that voted, per coordinate; zero where nobody did. Uses the fold up."""
+        order = self.roll.in_order()
+        covered: dict[str, Tensor | None] = {}
+        for name, x in self.sum.items():
+            votes, covered[name] = self.cover[name].votes(x.shape)
+            x.div_(votes if covered[name] is None else votes.masked_fill(votes == 0, 1.0))
+        return Blended(self.sum, covered, *order)
+
+
+class Collect:
+    """For blends that need everyone at once (median, Krum): keeps the arrivals until the end, then in id order."""
+
+    def __init__(self, model: Tree, total_weight: float, reduce: Callable):
+        self.grid = Grid(model, total_weight)
+        self.roll = Roll()
+        self.reduce = reduce
+        self.update: dict[int, Tree] = {}
+        self.scope: dict[int, dict[str, Tensor | None]] = {}
+
+    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
+        ids = arrival.ctx.ids.tolist()
+        share_K = self.grid.shares(weight_K, ids)
+        for name, update in arrival.update.items():
+            self.grid.check(name, update, arrival)
+        self.roll.add(ids, share_K, seen)
+        for k, i in enumerate(ids):
+            self.update[i] = {name: x[k].clone() for name, x in arrival.update.items()}
+            self.scope[i] = {
+                name: None if m is None else m[min(k, m.shape[0] - 1)].clone() for name, m in arrival.scope.items()
+            }
+
+    def merge(self, other: "Collect") -> "Collect":
+        self.roll.merge(other.roll)
+        self.update |= other.update
+        self.scope |= other.scope
+        return self
+
+    def mean(self) -> Blended:
+        """`reduce(values [n, *shape] float64, votes bool [n, *shape], weights [n]) -> [*shape]`, tensor by tensor."""
+        ids, weight, seen = self.roll.in_order()
+        update, covered = {}, {}
+        for name in self.update[int(ids[0])]:
+            values = torch.stack([self.update[i][name] for i in ids.tolist()]).double()
+            votes = torch.stack([self.vote(i, name, values[0]) for i in ids.tolist()])
+            covered[name] = votes.any(dim=0, keepdim=True)
+            update[name] = torch.where(covered[name], self.reduce(values, votes, weight)[None], 0.0)
+        return Blended(update, covered, ids, weight, seen)
+
+    def vote(self, i: int, name: str, like: Tensor) -> Tensor:
+        scope = self.scope[i].get(name)
+        return torch.ones_like(like, dtype=torch.bool) if scope is None else scope.expand_as(like)
+
+
+def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:
+    """total += sum_k round(share_k * update_k), block by block so that a block stays in cache.
+
+    Adding and subtracting 3 * limit leaves a float64 of at most `limit` rounded to multiples of limit * 2^-51.
+    """
+    flat, magic, shares = total.view(-1), 3 * limit, share_K.tolist()
+    update = update.reshape(update.shape[0], -1).expand(len(shares), -1)
+    term = torch.empty(min(BLOCK, flat.numel()), dtype=torch.float64, device=total.device)
+    for start in range(0, flat.numel(), BLOCK):
+        into = flat[start : start + BLOCK]
+        block = term[: into.numel()]
+        for k, share in enumerate(shares):
+            block.copy_(update[k, start : start + BLOCK])
+            into.add_(block.mul_(share).add_(magic).sub_(magic))

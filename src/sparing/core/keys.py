@@ -1,0 +1,130 @@
+"""Keyed randomness: every draw is a hash of (seed, round, client, tag), so nothing random is ever stored.
+
+The same numbers come out for any number of clients at once, any engine, thread count and device, and both ends of
+the wire can draw the same mask without sending it.
+
+    >>> ids, n = torch.tensor([4, 7]), torch.tensor([20, 30])
+    >>> ctx = Ctx(seed=0, round=3, rounds=10, ids=ids, n=n, clients=9, samples=200)
+    >>> bool((ctx.uniform("u", 5)[1] == ctx.at(slice(1, 2)).uniform("u", 5)[0]).all())
+    True
+"""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+WORD = (1 << 64) - 1
+BLOCK = 1 << 17
+EVERYONE = -1
+"""The id under which draws common to all clients are keyed."""
+
+
+def signed(z: int) -> int:
+    """The 64-bit pattern of z as the signed number torch wants."""
+    z &= WORD
+    return z - (1 << 64) if z >> 63 else z
+
+
+MUL1, MUL2 = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
+
+
+def mix(z: Tensor) -> Tensor:
+    """A bijective 64-bit scrambler (the splitmix64 finaliser) on int64 tensors; z is overwritten."""
+    z = z.bitwise_xor_((z >> 30).bitwise_and_((1 << 34) - 1)).mul_(MUL1)
+    z = z.bitwise_xor_((z >> 27).bitwise_and_((1 << 37) - 1)).mul_(MUL2)
+    return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
+
+
+def hashes(keys: Tensor, n: int, start: int = 0) -> Tensor:
+    """Words start .. start + n of each key's stream: `[K]` -> `[K, n]` int64, all 64 bits uniform."""
+    step = torch.arange(start + 1, start + n + 1, device=keys.device) * signed(GOLDEN)
+    return mix(keys[:, None] + step)
+
+
+def uniforms(words: Tensor) -> Tensor:
+    """Hash words as float32 in [0, 1): the top 24 bits, so every device gives the same number."""
+    return ((words >> 40) & ((1 << 24) - 1)).to(torch.float32) * 2.0**-24
+
+
+class Ctx(NamedTuple):
+    """What both ends know in a round about these K clients."""
+
+    seed: int
+    round: int
+    rounds: int  # planned in all
+    ids: Tensor  # [K]
+    n: Tensor  # [K] samples of these clients
+    clients: int  # in all
+    samples: int  # in all
+    cohort: int = 1  # clients taking part in this round
+    first: Tensor | None = None  # [K] true where the server never met the client before
+
+    def at(self, index: Tensor | slice) -> "Ctx":
+        """The same round seen by some of these clients."""
+        first = None if self.first is None else self.first[index]
+        return self._replace(ids=self.ids[index], n=self.n[index], first=first)
+
+    @property
+    def common(self) -> "Ctx":
+        """One row that every client and the server agree on."""
+        one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
+        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None)
+
+    def keys(self, tag: str) -> Tensor:
+        """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""
+        word = hashlib.blake2b(f"{self.seed}/{self.round}/{tag}".encode(), digest_size=8).digest()
+        base = signed(int.from_bytes(word, "little"))
+        return mix(mix(self.ids.to(torch.int64) * signed(GOLDEN) + 1) ^ base)
+
+    def uniform(self, tag: str, n: int) -> Tensor:
+        """`[K, n]` float32 in [0, 1)."""
+        return uniforms(hashes(self.keys(tag), n))
+
+    def choose(self, tag: str, d: int, k: int) -> Tensor:
+        """`[K, d]` bool with exactly k true in every row, every set of k positions equally likely."""
+        return choose(self.keys(tag), d, k)
+
+
+def choose(keys: Tensor, d: int, k: int) -> Tensor:
+    """The k positions whose words are smallest. Beyond one block only a narrow band around the cut is sorted."""
+    if not 0 <= k <= d:
+        raise ValueError(f"cannot choose {k} of {d} positions")
+    if k in (0, d):
+        return torch.full((len(keys), d), k == d, dtype=torch.bool, device=keys.device)
+    if d > BLOCK:
+        return torch.stack([choose_in_band(key, d, k) for key in keys.split(1)])
+    words = hashes(keys, d)
+    cut = words.kthvalue(k, dim=1, keepdim=True).values
+    return words <= cut  # a 64-bit bijection of the position: no two words of a row are equal
+
+
+def choose_in_band(key: Tensor, d: int, k: int) -> Tensor:
+    share = k / d
+    spread = 8 * math.sqrt(max(share * (1 - share) / d, 1e-30))  # eight standard deviations of the k-th word
+    low = signed_level(share - spread)
+    high = signed_level(share + spread)
+    out = torch.empty(d, dtype=torch.bool, device=key.device)
+    places, words = [], []
+    for start in range(0, d, BLOCK):
+        block = hashes(key, min(BLOCK, d - start), start)[0]
+        torch.lt(block, low, out=out[start : start + len(block)])
+        near = ((block >= low) & (block <= high)).nonzero()[:, 0]
+        places.append(near + start)
+        words.append(block[near])
+    place, word = torch.cat(places), torch.cat(words)
+    missing = k - int(out.sum())
+    if not 0 <= missing <= len(place):  # beyond eight deviations: sort everything instead
+        word, place = hashes(key, d)[0], torch.arange(d, device=key.device)
+        out.zero_()
+        missing = k
+    out[place[word.argsort()[:missing]]] = True
+    return out
+
+
+def signed_level(u: float) -> int:
+    """The signed word below which a share u of all words lies."""
+    return min(max(int(u * 2.0**64), 0), WORD) - (1 << 63)

@@ -1,0 +1,128 @@
+"""Parcels: what crosses the wire for K clients at once, and the schema a receiver expects.
+
+A `Leaf` is one tensor of a parcel. Two kinds of boolean say which of its values are sent:
+
+* `scope`: the receiver can rebuild it, so it costs no bytes (unless `told`, when the sender chose it from data and
+  its index travels). Outside scope there is no vote.
+* `keep`: chosen from the data, so its index is paid for. Several masks are ANDed, each broadcasts against the value,
+  and its broadcast shape is the grain of its index: filters `[K, F, 1, 1, 1]` cost F bits. In scope but not kept
+  means a zero update that counts.
+
+Values are zero wherever they are not sent, so a parcel has one form only and `from_bytes(to_bytes(p)) == p`.
+
+    >>> leaf = Leaf(torch.tensor([[0.0, 2.0]]), keep=(torch.tensor([[False, True]]),))
+    >>> sent(leaf)
+    tensor([[False,  True]])
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Leaf(NamedTuple):
+    """One tensor of K parcels.
+
+    `value` is float (sent at its own width), int64 (sent raw), or int8 codes of `bits` bits: for b >= 2 bits the codes
+    lie in [-2^(b-1), 2^(b-1) - 1], for one bit they are -1 and +1. `scale` holds a few float32 per client, `[K, s]`,
+    whose meaning the codec knows.
+    """
+
+    value: Tensor  # [K, *shape]
+    scope: Tensor | None = None  # bool, [K or 1, *shape] or broadcastable to it; None: everywhere
+    keep: tuple[Tensor, ...] = ()  # bool, each broadcastable to value
+    scale: Tensor | None = None  # float32 [K, s]
+    bits: int | Tensor = 32  # of packed codes, 1 to 8: one number or one per client [K]; else ignored
+    told: bool = False  # the scope's index travels
+
+
+class Parcel(NamedTuple):
+    leaves: dict[str, Leaf]
+    notes: dict[str, Tensor]  # float32 [K] or [K, m]: a few scalars per client, counted like everything else
+
+
+class Spec(NamedTuple):
+    """What a receiver knows of one leaf before the bytes arrive (K = 1)."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    scope: Tensor | None = None  # bool [1, *shape]; unknown (and ignored) where told
+    told: bool = False
+    grains: tuple[tuple[int, ...], ...] = ()  # the shape of each keep mask, without the client axis
+    scales: int = 0
+
+
+class Schema(NamedTuple):
+    leaves: dict[str, Spec]
+    notes: dict[str, int]  # name -> scalars per client
+    about: str = ""  # hashed into the header: seed, round, client, direction
+
+
+class Cut(NamedTuple):
+    """The part of one tensor that is shared: `mask` None means all of it; `told` means the index must travel."""
+
+    mask: Tensor | None = None  # bool [K or 1, *shape]
+    told: bool = False
+
+
+Cuts = dict[str, Cut]  # a name that is absent is not shared
+
+
+def sent(leaf: Leaf) -> Tensor | None:
+    """Where values are really sent, broadcastable to the value; None: everywhere."""
+    mask = leaf.scope
+    for keep in leaf.keep:
+        mask = keep if mask is None else mask & keep
+    return mask
+
+
+def cleared(value: Tensor, mask: Tensor | None) -> Tensor:
+    """The value with zeros wherever the mask is false."""
+    return value if mask is None else torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+
+
+def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """AND of two masks where None means everywhere."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a & b
+
+
+def intersect(a: Cuts, b: Cuts) -> Cuts:
+    """The part that both shares share."""
+    return {name: Cut(both(a[name].mask, b[name].mask), a[name].told or b[name].told) for name in a if name in b}
+
+
+def spec_of(shape: tuple[int, ...], dtype: torch.dtype, cut: Cut) -> Spec:
+    return Spec(shape, dtype, None if cut.told else cut.mask, cut.told)
+
+
+def row(parcel: Parcel, k: int) -> Parcel:
+    """Client k's parcel alone (K = 1)."""
+
+    def one(x: Tensor) -> Tensor:
+        return x if x.shape[0] == 1 else x[k : k + 1]
+
+    return Parcel(
+        {
+            name: Leaf(
+                one(leaf.value),
+                None if leaf.scope is None else one(leaf.scope),
+                tuple(one(keep) for keep in leaf.keep),
+                None if leaf.scale is None else one(leaf.scale),
+                one(leaf.bits) if isinstance(leaf.bits, Tensor) else leaf.bits,
+                leaf.told,
+            )
+            for name, leaf in parcel.leaves.items()
+        },
+        {name: one(x) for name, x in parcel.notes.items()},
+    )
+
+
+def clients(parcel: Parcel) -> int:
+    """K: the largest client axis in the parcel."""
+    axes = [x.shape[0] for x in parcel.notes.values()]
+    for leaf in parcel.leaves.values():
+        axes += [x.shape[0] for x in (leaf.value, leaf.scope, leaf.scale, *leaf.keep) if x is not None]
+    return max(axes, default=1)

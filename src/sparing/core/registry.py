@@ -1,0 +1,50 @@
+"""Names for recipes: a decorator for ours, the entry point group `sparing.recipes` for everyone else's."""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from typing import NamedTuple
+
+from sparing.core.errors import ConfigError, nearest
+from sparing.core.protocols import Recipe
+
+
+class Entry(NamedTuple):
+    """A named recipe: calling `make` with its options gives the Recipe."""
+
+    name: str
+    make: Callable[..., Recipe]
+    about: str
+    paper: str
+
+
+REGISTRY: dict[str, Entry] = {}
+
+
+def recipe(name: str, paper: str = "") -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+    """Register a function from options to a Recipe; its docstring's first line is what `sparing methods` prints."""
+
+    def register(make: Callable[..., Recipe]) -> Callable[..., Recipe]:
+        about = (make.__doc__ or "").strip().split("\n")[0]
+        REGISTRY[name] = Entry(name, make, about, paper)
+        return make
+
+    return register
+
+
+def known() -> dict[str, Entry]:
+    """Every recipe there is, by name: our own and those that installed packages bring."""
+    package = importlib.import_module("sparing.recipes")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"sparing.recipes.{module.name}")
+    for point in entry_points(group="sparing.recipes"):
+        point.load()
+    return dict(sorted(REGISTRY.items()))
+
+
+def find(name: str) -> Entry:
+    entries = known()
+    if name not in entries:
+        raise ConfigError(f"unknown method {name!r}; {nearest(name, entries)}")
+    return entries[name]

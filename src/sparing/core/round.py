@@ -1,0 +1,205 @@
+"""One round: the only functions in which server and clients meet. Every engine calls exactly these.
+
+fold = begin(method, server, ctx)
+down = outgoing(method, server, ctx)                        # server, for K clients
+up, state = client(method, state, down, train, ctx)         # K clients
+incoming(method, server, fold, down, up, ctx)               # server, any order and grouping
+server, report = settle(method, server, fold, ctx)          # server, once
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.compose import downlink, uplink
+from sparing.core.errors import WireError
+from sparing.core.fold import Collect, Fold
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
+from sparing.core.protocols import Arrival, Method, Report, Train, View
+from sparing.core.tree import Layout, Tree, expand, prefixed, to, under
+
+NOTES_UP = {"n": 1, "loss": 1}
+
+
+class Server(NamedTuple):
+    """All that the server remembers between rounds."""
+
+    model: Tree  # leaves [1, *shape]
+    share: Tree
+    blend: Tree
+    seen: Tensor  # bool [clients]: who has been in a round before
+
+    def to(self, device: torch.device) -> "Server":
+        model, share, blend = (to(part, device) for part in (self.model, self.share, self.blend))
+        return Server(model, share, blend, self.seen.to(device))
+
+
+def first_server(method: Method, model: Tree, clients: int) -> Server:
+    device = next(iter(model.values())).device
+    blend = {k: v for i, s in enumerate(method.blend.steps) for k, v in prefixed(str(i), s.init(model)).items()}
+    seen = torch.zeros(clients, dtype=torch.bool, device=device)
+    return Server(model, method.share.init(model), blend, seen)
+
+
+def first_client(method: Method, model: Tree) -> Tree:
+    """The state of a client never met, leaves `[1, ...]`: own tensors as initialised, empty memories."""
+    own = {name: model[name] for name in sorted(method.share.own)}
+    device = next(iter(model.values())).device
+    memory = {name: x.to(device) for name, x in uplink(method).init(method.layout).items()}
+    return prefixed("own", own) | prefixed("up", memory)
+
+
+def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
+    """An empty fold for this cohort; its grid depends on the model and the cohort's samples only."""
+    total = float(ctx.n.sum())
+    if method.blend.collect is not None:
+        return Collect(server.model, total, method.blend.collect)
+    return Fold(server.model, total)
+
+
+def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
+    """What the server sends these K clients; shared parts keep one row."""
+    model, notes = server.model, {}
+    if method.blend.serve is not None:
+        model, notes = method.blend.serve(server.blend, model, ctx)
+    if method.fit is not None:
+        model = method.fit.shrink(model, int(method.fit.sizes(ctx)[0]))
+    cuts = method.share.down(server.share, model, ctx)
+    leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
+    parcel, _ = downlink(method).encode(Parcel(leaves, notes), {}, View(ctx, model, model, {}))
+    return parcel
+
+
+def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
+    """K clients: take in what came, train, and write down what goes back."""
+    got = downlink(method).decode(parcel, ctx)
+    start = overlay(under("own", state), got)
+    after, local, notes = train(start, under("local", state), ctx)
+    leaves = {}
+    for name, cut in method.share.up(cuts_of(got), ctx).items():
+        base = got.leaves[name].value if name in got.leaves else 0
+        leaves[name] = Leaf(cleared(after[name] - base, cut.mask), scope=cut.mask, told=cut.told)
+    notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
+    view = View(ctx, start, after, got.notes)
+    out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)
+    own = {name: after[name] for name in method.share.own}
+    return out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
+
+
+def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
+    """Validate, decode, compare with the model, and fold in K arrivals."""
+    got = downlink(method).decode(sent, ctx)
+    votes = method.share.up(cuts_of(got), ctx)
+    arrived = uplink(method).decode(parcel, ctx)
+    refuse_strange(arrived, votes, ctx)
+    if method.fit is not None:
+        update, scope = grown(method, server, got, arrived, ctx)
+    else:
+        scope = {name: cut.mask for name, cut in votes.items()}
+        update = {
+            name: against(server.model[name], got.leaves.get(name), arrived.leaves[name], scope[name]) for name in votes
+        }
+    arrival = Arrival(update, scope, arrived.notes, server.model, ctx)
+    seen: dict[str, Tensor] = {}
+    for i, step in enumerate(method.blend.steps):
+        seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
+    fold.add(arrival, method.blend.weigh(arrival), seen)
+
+
+def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tuple[Server, Report]:
+    """The cohort is complete: blend, run the server's steps, move the model."""
+    blended = fold.mean()
+    state, report = {}, {"coverage": coverage(blended.update, blended.covered, method.layout)}
+    for i, step in enumerate(method.blend.steps):
+        mine = blended._replace(seen=under(str(i), blended.seen))
+        update, memory, said = step.apply(under(str(i), server.blend), mine, ctx)
+        blended = blended._replace(update=update)
+        state |= prefixed(str(i), memory)
+        report |= said
+    model = dict(server.model)
+    for name, update in blended.update.items():
+        moved = server.model[name].double() + update
+        if not server.model[name].is_floating_point():
+            moved = moved.round()
+        mask = blended.covered[name]
+        moved = moved.to(server.model[name].dtype)
+        model[name] = moved if mask is None else torch.where(mask, moved, server.model[name])
+    seen = server.seen.clone()
+    seen[blended.ids.to(seen.device)] = True
+    return Server(model, method.share.learn(server.share, blended.update, ctx), state, seen), report
+
+
+def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
+    """What one client (K = 1) expects, built from the initial model and ctx alone."""
+    layout = method.layout if method.fit is None else method.fit.layout(int(method.fit.sizes(ctx)[0]))
+    cuts = method.share.down(method.share.init(initial), initial, ctx)
+    return downlink(method).schema(plain_schema(layout, cuts, {}, f"{about(ctx)}/down"), ctx)
+
+
+def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
+    """What the server expects back from one client (K = 1) to which it sent this parcel."""
+    layout = method.layout if method.fit is None else method.fit.layout(int(method.fit.sizes(ctx)[0]))
+    cuts = method.share.up(cuts_of(downlink(method).decode(sent, ctx)), ctx)
+    return uplink(method).schema(plain_schema(layout, cuts, NOTES_UP, f"{about(ctx)}/up"), ctx)
+
+
+def plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) -> Schema:
+    leaves = {name: spec_of(layout.shapes[name], layout.dtypes[name], cut) for name, cut in cuts.items()}
+    return Schema(leaves, notes, about)
+
+
+def about(ctx: Ctx) -> str:
+    """Bound into the header, so that a parcel of another run, round or client is refused."""
+    return f"{ctx.seed}/{ctx.round}/{int(ctx.ids[0])}"
+
+
+def cuts_of(parcel: Parcel) -> Cuts:
+    return {name: Cut(leaf.scope, leaf.told) for name, leaf in parcel.leaves.items()}
+
+
+def overlay(own: Tree, got: Parcel) -> Tree:
+    """A client's model: what came, written over its own copy."""
+    start = dict(own)
+    for name, leaf in got.leaves.items():
+        start[name] = leaf.value if leaf.scope is None else torch.where(leaf.scope, leaf.value, own[name])
+    return start
+
+
+def against(model: Tensor, sent: Leaf | None, arrived: Leaf, scope: Tensor | None) -> Tensor:
+    """An increment on what was sent, as a difference from the model; the same tensor where the model was sent."""
+    shift = -model if sent is None else cleared(sent.value - model, scope)
+    return arrived.value + cleared(shift, scope) if bool(shift.any()) else arrived.value
+
+
+def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, ctx: Ctx) -> tuple[Tree, dict]:
+    """Client-sized models back in full shape, as differences from the model."""
+    assert method.fit is not None
+    values = {}
+    for name, leaf in arrived.leaves.items():
+        values[name] = leaf.value + got.leaves[name].value if name in got.leaves else leaf.value
+    full, scope = method.fit.grow(values, int(method.fit.sizes(ctx)[0]))
+    return {name: cleared(x - server.model[name], scope[name]) for name, x in full.items()}, scope
+
+
+def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
+    """A decoded parcel must hold exactly the tensors it was asked for, and sensible notes."""
+    if arrived.leaves.keys() != votes.keys():
+        odd = min(arrived.leaves.keys() ^ votes.keys())
+        raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
+    n_K = arrived.notes["n"]
+    if not bool((n_K >= 1).all()):
+        k = int((~(n_K >= 1)).nonzero()[0])
+        who, n = int(ctx.ids[k]), float(n_K[k])
+        raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+
+
+def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:
+    """Share of the parameters that somebody voted on."""
+    hit = 0
+    for name in layout.params:
+        if name in update:
+            mask = covered[name]
+            hit += update[name].numel() if mask is None else int(mask.sum())
+    return hit / max(layout.size, 1)

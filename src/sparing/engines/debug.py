@@ -1,0 +1,96 @@
+"""The plain engine: one client at a time, every parcel really encoded and decoded, errors that name the place.
+
+It is what the fast engine is checked against, and the one to read first.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import SparingError, TrainingError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel
+from sparing.core.round import (
+    Server,
+    about,
+    begin,
+    client,
+    incoming,
+    outgoing,
+    schema_down,
+    schema_up,
+    settle,
+)
+from sparing.core.tree import Tree
+from sparing.core.wire import from_bytes, sizes, to_bytes
+from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, context
+from sparing.engines.evaluation import evaluate
+
+
+class Debug:
+    def __init__(self, job: Job, bank: Rows):
+        self.job, self.bank = job, bank
+
+    def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
+        method = self.job.method
+        cohort = context(self.job, server, ids, t)
+        fold, tally = begin(method, server, cohort), Tally()
+        with torch.no_grad():
+            for k in range(len(ids)):
+                ctx = cohort.at(slice(k, k + 1))
+                with stage("writing the download", ctx):
+                    down = outgoing(method, server, ctx)
+                    posted = to_bytes(down, 0, f"{about(ctx)}/down")
+                with stage("reading the download", ctx):
+                    got = from_bytes(posted, schema_down(method, self.job.initial, ctx))
+                with stage("local training and writing the upload", ctx):
+                    up, state = client(method, self.bank.read(ctx.ids), got, self.job.train, ctx)
+                    refuse_infinite(up, ctx)
+                    returned = to_bytes(up, 0, f"{about(ctx)}/up")
+                with stage("reading the upload", ctx):
+                    arrived = from_bytes(returned, schema_up(method, down, ctx))
+                with stage("blending", ctx):
+                    incoming(method, server, fold, down, arrived, ctx)
+                self.bank.write(ctx.ids, state)
+                tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"])
+            server, report = settle(method, server, fold, cohort)
+        refuse_infinite_model(server.model, t)
+        return server, tally.outcome(report)
+
+    def evaluate(self, server: Server, ids: Tensor) -> Evaluation:
+        return evaluate(self.job, self.bank, server, ids)
+
+
+@contextmanager
+def stage(what: str, ctx: Ctx) -> Iterator[None]:
+    """Whatever goes wrong inside says in which round, for which client and while doing what."""
+    where = f"round {ctx.round}, client {int(ctx.ids[0])}, {what}"
+    try:
+        yield
+    except SparingError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:
+        raise SparingError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def counted(parcel: Parcel, posted: bytes) -> dict[str, Tensor]:
+    """The sizes by kind, which must add up to the bytes really written."""
+    kinds = sizes(parcel)
+    total = sum(int(x[0]) for x in kinds.values())
+    if total != len(posted):
+        raise SparingError(f"counted {total} bytes but wrote {len(posted)}; this is a bug, please report it")
+    return kinds
+
+
+def refuse_infinite(parcel: Parcel, ctx: Ctx) -> None:
+    for name, leaf in parcel.leaves.items():
+        if not bool(torch.isfinite(leaf.value).all()):
+            raise TrainingError(f"the update of layer {name!r} is not finite; lower local.lr or set local.clip")
+
+
+def refuse_infinite_model(model: Tree, t: int) -> None:
+    for name, x in model.items():
+        if not bool(torch.isfinite(x).all()):
+            raise TrainingError(f"round {t}: layer {name!r} of the server's model is no longer finite; lower local.lr")

@@ -1,0 +1,31 @@
+"""The fast engine: the cohort in chunks of K clients at once, sizes counted in closed form, state in a bank."""
+
+import torch
+from torch import Tensor
+
+from sparing.core.round import Server, begin, client, incoming, outgoing, settle
+from sparing.core.wire import sizes
+from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, chunks, context
+from sparing.engines.evaluation import evaluate
+
+
+class Vector:
+    def __init__(self, job: Job, bank: Rows):
+        self.job, self.bank = job, bank
+
+    def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
+        method = self.job.method
+        cohort = context(self.job, server, ids, t)
+        fold, tally = begin(method, server, cohort), Tally()
+        with torch.no_grad():
+            for ctx in chunks(cohort, self.job.chunk):
+                down = outgoing(method, server, ctx)
+                up, state = client(method, self.bank.read(ctx.ids), down, self.job.train, ctx)
+                incoming(method, server, fold, down, up, ctx)
+                self.bank.write(ctx.ids, state)
+                tally.add(ctx, sizes(down), sizes(up), up.notes["loss"])
+            server, report = settle(method, server, fold, cohort)
+        return server, tally.outcome(report)
+
+    def evaluate(self, server: Server, ids: Tensor) -> Evaluation:
+        return evaluate(self.job, self.bank, server, ids)

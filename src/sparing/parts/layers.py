@@ -1,0 +1,45 @@
+"""Personal layers: some modules never leave the client, the rest is shared."""
+
+import warnings
+
+from sparing.core.errors import MethodError, nearest
+from sparing.core.parcel import Cut, Cuts
+from sparing.core.protocols import Share
+from sparing.core.tree import Layout
+
+
+def personal(layout: Layout, layers: list[str] | None = None) -> Share:
+    """Tensors of `layers` are the client's own and private; by default those of the last layer."""
+    home = matching(layout, layers, "personal.layers") if layers is not None else head(layout)
+    cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home)
+
+
+def head(layout: Layout) -> frozenset[str]:
+    """The last module that has parameters."""
+    module = layout.params[-1].rpartition(".")[0]
+    return frozenset(name for name in layout.shapes if name.rpartition(".")[0] == module)
+
+
+def matching(layout: Layout, patterns: list[str], where: str) -> frozenset[str]:
+    """Tensors whose path holds one of the patterns as whole components: "bn1" is not "bn10".
+
+    >>> import torch
+    >>> layout = Layout({"bn1.weight": (3,), "bn10.weight": (3,)}, {})
+    >>> matching(layout, ["bn1"], "personal.layers")
+    frozenset({'bn1.weight'})
+    """
+    found: set[str] = set()
+    missed = []
+    for pattern in patterns:
+        hits = {name for name in layout.shapes if f".{pattern}." in f".{name}."}
+        found |= hits
+        if not hits:
+            missed.append(pattern)
+    if missed:
+        modules = {name.rpartition(".")[0] for name in layout.shapes}
+        text = f"{where}: {missed[0]!r} matches no layer; {nearest(missed[0], modules)}"
+        if not found:
+            raise MethodError(text)
+        warnings.warn(text, stacklevel=2)
+    return frozenset(found)

@@ -1,0 +1,62 @@
+"""Partial sharing (PSFed): a fresh random part of the parameters travels each round, the rest stays the client's own.
+
+The mask is drawn from (seed, round), or from (seed, round, client), so both ends rebuild it and it costs no bytes.
+"""
+
+import math
+
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts
+from sparing.core.protocols import Share
+from sparing.core.tree import Layout, Tree
+
+
+def random(layout: Layout, fraction: float, per_client: bool = False, first: str = "download") -> Share:
+    """Exactly round(fraction * d) of the d parameters; buffers travel whole, and not at all if nothing is chosen.
+
+    A client the server never met gets the whole model once (`first="download"`), or starts from the common initial
+    model (`first="seed"`).
+    """
+    check_range("psfed.fraction", fraction, 0, 1)
+    if first not in ("download", "seed"):
+        raise ConfigError(f"psfed.first is {first!r}; use 'download' (the whole model at first contact) or 'seed'")
+    count = math.floor(fraction * layout.size + 0.5)
+    whole: Cuts = {name: Cut() for name in layout.shapes}
+    if count == layout.size:
+        return Share(down=lambda state, model, ctx: whole, up=lambda got, ctx: whole)
+    if count == 0:
+        return Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=frozenset(layout.shapes))
+
+    last: dict[tuple, Cuts] = {}
+
+    def drawn(ctx: Ctx) -> Cuts:
+        """This round's mask. Both directions need it, so the last draw is kept."""
+        rows = ctx if per_client else ctx.common
+        key = (ctx.seed, ctx.round, ctx.ids.device, *rows.ids.tolist())
+        if key not in last:
+            last.clear()
+            last[key] = whole | pieces(rows.choose("psfed", layout.size, count), layout)
+        return last[key]
+
+    def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        cuts = drawn(ctx)
+        if first == "seed" or ctx.first is None or not bool(ctx.first.any()):
+            return cuts
+        return {name: Cut(cut.mask if cut.mask is None else widened(cut.mask, ctx.first)) for name, cut in cuts.items()}
+
+    return Share(down, up=lambda got, ctx: drawn(ctx), own=frozenset(layout.params))
+
+
+def pieces(flat: Tensor, layout: Layout) -> Cuts:
+    """A mask over all parameters, `[K, d]`, cut into one per tensor."""
+    shapes = {name: layout.shapes[name] for name in layout.params}
+    parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    return {name: Cut(part.reshape(-1, *shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
+
+
+def widened(mask: Tensor, all_K: Tensor) -> Tensor:
+    """The mask, with every position true for the clients marked in all_K."""
+    return mask | all_K.reshape(-1, *[1] * (mask.dim() - 1))

@@ -1,0 +1,133 @@
+"""Sparsifiers: top-k (positions depend on the data, so their index is paid for) and random-k (keyed, so it is free).
+
+Only parameters are thinned out; buffers pass whole.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, check_range
+from sparing.core.keys import Ctx, hashes
+from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
+from sparing.core.protocols import Codec, View
+from sparing.core.reduce import largest
+from sparing.core.tree import Layout, Tree
+
+
+def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer") -> Codec:
+    """Keep the max(1, ceil(ratio * P)) largest of the P shared entries, per layer or over the whole model.
+
+    `mode="quantile"` keeps |g| >= quantile(|g|, 1 - ratio) instead, as some implementations do. Zeros are never sent.
+    """
+    check_range("topk.ratio", ratio, 0, 1, open_low=True)
+    if mode not in ("exact", "quantile"):
+        raise ConfigError(f"topk.mode is {mode!r}; use 'exact' or 'quantile'")
+    if over not in ("layer", "model"):
+        raise ConfigError(f"topk.over is {over!r}; use 'layer' or 'model'")
+    if ratio == 1:
+        return Codec(encode=lambda parcel, state, view: (parcel, state), name="topk")
+    params = frozenset(layout.params)
+    pick = largest_share if mode == "exact" else above_quantile
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        chosen = {name: leaf for name, leaf in parcel.leaves.items() if name in params}
+        groups = [[name] for name in chosen] if over == "layer" else [list(chosen)] if chosen else []
+        leaves = dict(parcel.leaves)
+        for names in groups:
+            values = torch.cat([chosen[name].value.flatten(1) for name in names], dim=1)
+            size_K = torch.stack([entries(chosen[name]) for name in names]).sum(dim=0)
+            masks = pick(values, size_K, ratio).split([chosen[name].value[0].numel() for name in names], dim=1)
+            for name, mask in zip(names, masks, strict=True):
+                leaves[name] = kept(chosen[name], mask.reshape(-1, *chosen[name].value.shape[1:]))
+        return Parcel(leaves, parcel.notes), state
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        leaves = {
+            name: spec._replace(grains=(*spec.grains, spec.shape)) if name in params else spec
+            for name, spec in expected.leaves.items()
+        }
+        return expected._replace(leaves=leaves)
+
+    return Codec(encode, schema=schema, name="topk", lossy=True, traits=frozenset({"sparse"}))
+
+
+def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
+    """Keep max(1, ceil(ratio * P)) entries drawn from (seed, round, client); `unbiased` scales them by P / k."""
+    check_range("randk.ratio", ratio, 0, 1, open_low=True)
+    if ratio == 1:
+        return Codec(encode=lambda parcel, state, view: (parcel, state), name="randk")
+    params = frozenset(layout.params)
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        leaves = dict(parcel.leaves)
+        for name in params & leaves.keys():
+            leaf = leaves[name]
+            mask, boost_K = drawn(name, leaf.value.shape[1:], leaf.scope, view.ctx)
+            value = leaf.value * column(boost_K, leaf.value).to(leaf.value.dtype) if unbiased else leaf.value
+            keep = tuple(k & mask if k.shape[1:] == mask.shape[1:] else k for k in leaf.keep)
+            leaves[name] = leaf._replace(value=cleared(value, mask), scope=both(leaf.scope, mask), keep=keep)
+        return Parcel(leaves, parcel.notes), state
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        leaves = dict(expected.leaves)
+        for name in params & leaves.keys():
+            spec = leaves[name]
+            leaves[name] = spec._replace(scope=both(spec.scope, drawn(name, spec.shape, spec.scope, ctx)[0]))
+        return expected._replace(leaves=leaves)
+
+    def drawn(name: str, shape: tuple[int, ...], scope: Tensor | None, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        """The mask `[K, *shape]` within scope, and P / k for every client."""
+        size = math.prod(shape)
+        words = hashes(ctx.keys(f"randk/{name}"), size)
+        if scope is not None:
+            words = words.masked_fill(~scope.expand(len(words), *shape).flatten(1), torch.iinfo(torch.int64).max)
+            size_K = scope.flatten(1).expand(len(words), -1).sum(dim=1)
+        else:
+            size_K = torch.full((len(words),), size, device=words.device)
+        k_K = share_of(size_K, ratio)
+        cut = words.sort(dim=1).values.gather(1, (k_K - 1).clamp(min=0)[:, None]) if size else words
+        mask = (words <= cut) & (k_K > 0)[:, None]
+        mask = mask.reshape(-1, *shape)
+        return mask if scope is None else mask & scope, size_K / k_K.clamp(min=1)
+
+    traits = frozenset({"sparse", "unbiased"} if unbiased else {"sparse"})
+    return Codec(encode, schema=schema, name="randk", lossy=True, traits=traits)
+
+
+def kept(leaf: Leaf, mask: Tensor) -> Leaf:
+    return leaf._replace(value=cleared(leaf.value, mask), keep=(*leaf.keep, mask))
+
+
+def entries(leaf: Leaf) -> Tensor:
+    """P: how many entries are in scope, `[K]` int64."""
+    k, size = leaf.value.shape[0], leaf.value[0].numel()
+    if leaf.scope is None:
+        return torch.full((k,), size, device=leaf.value.device)
+    return leaf.scope.expand_as(leaf.value).flatten(1).sum(dim=1)
+
+
+def share_of(size_K: Tensor, ratio: float) -> Tensor:
+    """max(1, ceil(ratio * P)), and 0 where P = 0. The product is cleared of its last bits: 0.07 * 100 is 7, not 8."""
+    k_K = torch.ceil(size_K.double() * ratio * (1 - 2.0**-50)).long()
+    return torch.minimum(k_K.clamp(min=1), size_K)
+
+
+def largest_share(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
+    return largest(values, share_of(size_K, ratio))
+
+
+def above_quantile(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
+    """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never."""
+    size = values.abs()
+    place = (1 - ratio) * (size_K.double() - 1).clamp(min=0) + (size.shape[1] - size_K)  # out of scope sorts first
+    ordered = size.double().sort(dim=1).values
+    low = ordered.gather(1, place.floor().long().clamp(max=size.shape[1] - 1)[:, None])
+    high = ordered.gather(1, place.ceil().long().clamp(max=size.shape[1] - 1)[:, None])
+    cut = low + (high - low) * (place - place.floor())[:, None]
+    return (size.double() >= cut) & (size > 0)
+
+
+def column(x_K: Tensor, like: Tensor) -> Tensor:
+    return x_K.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,12 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+
+
+@recipe("fedavg", paper="McMahan et al. 2017, arXiv:1602.05629")
+def fedavg() -> Recipe:
+    """Share the whole model and average by samples: what every other recipe starts from."""
+
+    def apply(method: Method) -> Method:
+        return method
+
+    return apply

@@ -1,0 +1,13 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import quant
+
+
+@recipe("int8", paper="linear 8-bit quantisation")
+def int8(stochastic: bool = False) -> Recipe:
+    """Send each value as 8 bits and one scale per layer."""
+
+    def apply(method: Method) -> Method:
+        return method._replace(up=(*method.up, quant.uniform(method.layout, 8, stochastic)))
+
+    return apply

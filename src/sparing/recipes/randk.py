@@ -1,0 +1,14 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import sparse
+
+
+@recipe("randk", paper="Stich et al. 2018, arXiv:1809.07599")
+def randk(ratio: float = 0.1, unbiased: bool = False, memory: bool = False) -> Recipe:
+    """Send a random part of the update; both ends draw the positions, so they cost no bytes."""
+
+    def apply(method: Method) -> Method:
+        up = (*method.up, sparse.randk(method.layout, ratio, unbiased))
+        return method._replace(up=up, memory=method.memory or memory)
+
+    return apply

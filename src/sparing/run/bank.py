@@ -1,0 +1,175 @@
+"""Banks: where the clients' state lives between the rounds they take part in.
+
+A client's state is one row of a Tree. A bank is made from the row of a client never met (the template, leaves
+`[1, ...]`) and hands out rows `[K, ...]`; only clients that were written take space. `MemoryBank` keeps the rows on
+a device, `SlotBank` (in `slots`) in a file. Both take part in a checkpoint in the same three steps:
+
+    saved = bank.state()          # tensors for the checkpoint file
+    save(path, saved, meta)       # durably in place ...
+    bank.committed()              # ... so what only the checkpoint before needed may go
+
+    >>> bank = MemoryBank({"residual": torch.zeros(1, 2)}, clients=1_000_000)
+    >>> bank.write(torch.tensor([7]), {"residual": torch.ones(1, 2)})
+    >>> bank.read(torch.tensor([7, 8]))["residual"].tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparing.core.errors import CheckpointError, MethodError
+from sparing.core.tree import Tree, prefixed, under
+
+
+class Bank(Protocol):
+    def read(self, ids: Tensor) -> Tree:
+        """Rows `[K, ...]` of clients `ids`, the caller's to change."""
+        ...
+
+    def write(self, ids: Tensor, rows: Tree) -> None:
+        """Replaces the rows of clients `ids`; a leaf `[1, ...]` is given to each of them."""
+        ...
+
+    def state(self) -> Tree:
+        """What a checkpoint needs to bring back every row as it is now. Save it before the next `write`."""
+        ...
+
+    def committed(self) -> None:
+        """The checkpoint holding the last `state()` is durably in place."""
+        ...
+
+    def restore(self, saved: Tree) -> None:
+        """Every row as it was when `state()` gave `saved`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def open_bank(template: Tree, clients: int, device: torch.device | str = "cpu", path: str | Path | None = None) -> Bank:
+    """Rows in the slot file `path`, or in the memory of `device` where no path is given; read onto `device`."""
+    if path is None:
+        return MemoryBank(template, clients, device)
+    from sparing.run.slots import SlotBank  # needs POSIX files, which a run in memory does not
+
+    return SlotBank(path, template, clients, device)
+
+
+class MemoryBank:
+    """Rows in arrays that grow on a device. Row 0 is the template, so client -> row 0 means never written."""
+
+    def __init__(self, template: Tree, clients: int, device: torch.device | str = "cpu"):
+        self.template = checked_template(template)
+        self.clients = clients
+        self.device = torch.device(device)
+        self.clear()
+
+    def clear(self) -> None:
+        self.row_of = np.zeros(self.clients, np.int64)  # pages of zeros: no memory until a client is written
+        self.used = 1
+        self.rows = {name: x.to(self.device, copy=True) for name, x in self.template.items()}
+
+    def read(self, ids: Tensor) -> Tree:
+        index = torch.from_numpy(self.row_of[checked_ids(ids, self.clients)]).to(self.device)
+        return {name: x.index_select(0, index) for name, x in self.rows.items()}
+
+    def write(self, ids: Tensor, rows: Tree) -> None:
+        client = checked_ids(ids, self.clients)
+        rows = checked_rows(rows, self.template, len(client))
+        if not self.template:
+            return
+        new = client[self.row_of[client] == 0]
+        self.grow(self.used + len(new))
+        self.row_of[new] = np.arange(self.used, self.used + len(new))
+        self.used += len(new)
+        index = torch.from_numpy(self.row_of[client]).to(self.device)
+        for name, x in rows.items():
+            self.rows[name][index] = x.to(self.device)
+
+    def grow(self, need: int) -> None:
+        have = next(iter(self.rows.values())).shape[0]
+        if need <= have:
+            return
+        size = min(self.clients + 1, max(need, have * 3 // 2))
+        for name, x in self.rows.items():  # leaf by leaf: never the whole bank twice
+            bigger = torch.empty(size, *x.shape[1:], dtype=x.dtype, device=x.device)
+            bigger[: self.used] = x[: self.used]
+            self.rows[name] = bigger
+
+    def state(self) -> Tree:
+        """The written rows, as views of the bank, and whose they are."""
+        if not self.template:
+            return {}
+        ids = np.flatnonzero(self.row_of)
+        ids = ids[np.argsort(self.row_of[ids])]
+        return {"ids": torch.from_numpy(ids)} | prefixed("rows", {n: x[1 : self.used] for n, x in self.rows.items()})
+
+    def committed(self) -> None:
+        pass
+
+    def restore(self, saved: Tree) -> None:
+        checked_saved(saved, {"ids", *prefixed("rows", self.template)} if self.template else set())
+        self.clear()
+        try:
+            self.write(saved.get("ids", torch.empty(0, dtype=torch.int64)), under("rows", saved))
+        except MethodError as error:
+            raise CheckpointError(f"the checkpoint's client state does not fit this run: {error}") from error
+
+    def close(self) -> None:
+        self.clear()
+
+
+def checked_template(template: Tree) -> Tree:
+    """The template on the CPU, copied; every leaf must be `[1, ...]`."""
+    for name, x in template.items():
+        if x.dim() == 0 or x.shape[0] != 1:
+            raise MethodError(
+                f"client state {name!r} starts as {list(x.shape)}; the row of a client never met must be [1, ...]"
+            )
+    return {name: x.detach().to("cpu", copy=True) for name, x in template.items()}
+
+
+def checked_ids(ids: Tensor, clients: int) -> np.ndarray:
+    """Client ids as int64 numbers: existing clients, each once."""
+    if ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        raise MethodError(f"client ids must be whole numbers [K], not {ids.dtype} {list(ids.shape)}")
+    client = ids.detach().cpu().numpy().astype(np.int64)
+    strange = client[(client < 0) | (client >= clients)]
+    if len(strange):
+        raise MethodError(f"there is no client {strange[0]}; this run has clients 0 to {clients - 1}")
+    ordered = np.sort(client)
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(twice):
+        raise MethodError(f"client {twice[0]} is asked for twice at once; name each client of a cohort once")
+    return client
+
+
+def checked_rows(rows: Tree, template: Tree, k: int) -> Tree:
+    """Rows `[k, ...]` with the names, shapes and dtypes of the template; shared leaves shown to all k."""
+    if rows.keys() != template.keys():
+        raise MethodError(f"client state must keep its names: {sorted(template)} were set up, {sorted(rows)} came back")
+    for name, x in rows.items():
+        first = template[name]
+        if (
+            x.dtype != first.dtype
+            or x.dim() != first.dim()
+            or x.shape[1:] != first.shape[1:]
+            or x.shape[0] not in (1, k)
+        ):
+            raise MethodError(
+                f"client state {name!r} must come back as {first.dtype} {[k, *first.shape[1:]]}, "
+                f"not {x.dtype} {list(x.shape)}"
+            )
+    return {name: x.detach().expand(k, *x.shape[1:]) for name, x in rows.items()}
+
+
+def checked_saved(saved: Tree, names: set[str]) -> None:
+    """A checkpoint of another method or another kind of bank has other names in it."""
+    if saved.keys() != names:
+        raise CheckpointError(
+            f"the checkpoint holds client state {sorted(saved)} where this run needs {sorted(names)}; "
+            "resume with the method and the kind of bank (memory or disk) that it was saved with"
+        )

@@ -1,0 +1,163 @@
+"""The study: what a run is, as YAML, as `key=value` overrides, or as Python arguments. Unknown keys are refused."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+
+from sparing.core.errors import ConfigError, nearest
+from sparing.core.protocols import Local, Phase
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=False, validate_default=True)
+
+
+class TaskSection(Section):
+    data: str = "digits"
+    clients: PositiveInt = 20
+    split: str | dict[str, float] = {"dirichlet": 0.3}
+    model: str = "cnn"
+
+
+class LocalSection(Section):
+    epochs: PositiveInt = 1
+    steps: PositiveInt | None = None
+    batch: PositiveInt = 32
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    lr: PositiveFloat = 0.05
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    weight_decay: NonNegativeFloat = 0.0
+    clip: PositiveFloat | None = None
+    prox: NonNegativeFloat = 0.0
+    buffers: Literal["shared", "own", "static"] = "shared"
+
+    def local(self) -> Local:
+        values = self.model_dump(exclude={"buffers"})
+        return Local((Phase(**values),), self.buffers)
+
+
+class EvaluateSection(Section):
+    every: PositiveInt = 1  # rounds
+    clients: PositiveInt = 500  # own models looked at, at most
+
+
+class PlanSection(Section):
+    """How the work is laid out; "auto" is settled once, written down, and reused by resume."""
+
+    path: Literal["auto", "loop", "stacked"] = "auto"
+    chunk: PositiveInt | Literal["auto"] = "auto"
+    threads: PositiveInt | Literal["auto"] = "auto"
+    bank: Literal["auto", "memory", "file"] = "auto"
+
+
+class Study(Section):
+    """Everything a run depends on. Every key is optional."""
+
+    task: TaskSection = TaskSection()
+    method: list[str | dict[str, dict[str, Any] | None]] = ["fedavg"]
+    local: LocalSection = LocalSection()
+    rounds: PositiveInt = 20
+    sample: PositiveInt | PositiveFloat = 0.5
+    engine: Literal["vector", "debug"] = "vector"
+    device: str = "auto"
+    seed: int = Field(default=0, ge=0)
+    evaluate: EvaluateSection = EvaluateSection()
+    plan: PlanSection = PlanSection()
+    checkpoint: PositiveInt = 1  # rounds between checkpoints
+
+    def fingerprint(self) -> str:
+        """What must not change between a run and its resumption."""
+        text = json.dumps(self.model_dump(exclude={"plan"}), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def study_from(values: dict[str, Any], where: str = "study") -> Study:
+    """Validate plain values; every mistake becomes one sentence."""
+    values = dict(values)
+    if "method" in values:
+        values["method"] = method_list(values["method"])
+    try:
+        study = Study.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {sentence(error)}") from None
+    if isinstance(study.sample, float) and study.sample > 1:
+        raise ConfigError(f"{where}: sample is {study.sample}; a share lies between 0 and 1, a count is a whole number")
+    return study
+
+
+def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
+    """A YAML file (or none, for the defaults) with `key=value` overrides such as `local.lr=0.1`."""
+    values = read_yaml(Path(path)) if path is not None else {}
+    for item in overrides:
+        override(values, item)
+    return study_from(values, str(path) if path is not None else "study")
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"there is no study file {str(path)!r}; check the path, or leave it out to use the defaults")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds a {type(values).__name__}; a study is a mapping such as 'rounds: 20'")
+    return values
+
+
+def override(values: dict[str, Any], item: str) -> None:
+    """Apply `a.b=value` in place; the value is read as YAML."""
+    key, equals, text = item.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{item!r} is not an override; write key=value, such as local.lr=0.1")
+    *parents, last = key.split(".")
+    here = values
+    for parent in parents:
+        if not isinstance(here.get(parent), dict):
+            here[parent] = {}
+        here = here[parent]
+    try:
+        here[last] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"the value in {item!r} is not valid YAML; quote it if it is text") from None
+
+
+def method_list(value: Any) -> list[Any]:
+    """`psfed+int8`, a list of names and {name: options}, or a mixture: as one list.
+
+    >>> method_list(["psfed+topk", {"int8": {}}])
+    ['psfed', 'topk', {'int8': {}}]
+    """
+    items = value if isinstance(value, list | tuple) else [value]
+    out: list[Any] = []
+    for item in items:
+        out += [part.strip() for part in item.split("+")] if isinstance(item, str) else [item]
+    if not out or "" in out:
+        raise ConfigError(f"method is {value!r}; name at least one, such as fedavg or psfed+int8")
+    return out
+
+
+def sentence(error: ValidationError) -> str:
+    """The first mistake pydantic found, in words."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and "[" not in part)
+    if first["type"] == "extra_forbidden":
+        *parents, last = [str(part) for part in first["loc"]]
+        return f"unknown key {where!r}; {nearest(last, fields_at(parents))}"
+    seen = f" (seen: {first['input']!r})" if not isinstance(first["input"], dict) else ""
+    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
+
+
+def fields_at(parents: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = Study
+    for parent in parents:
+        kind = section.model_fields[parent].annotation
+        section = cast(type[BaseModel], kind)
+    return list(section.model_fields)

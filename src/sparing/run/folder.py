@@ -1,0 +1,114 @@
+"""The run folder: config.yaml, rounds.csv, ledger.csv, checkpoint.safetensors, summary.json, and clients.slots.
+
+The two tables grow by appending; a checkpoint records how long they were, and resuming cuts them back to that, so
+that tables, model and client state always tell of the same round.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.round import Server
+from sparing.core.tree import Tree, prefixed, under
+from sparing.engines.engine import Outcome
+from sparing.run import checkpoint, ledger
+from sparing.run.bank import Bank
+from sparing.run.files import write_atomic, write_json
+from sparing.run.results import COLUMNS, Record, Result, row_read, row_text
+
+CONFIG, ROUNDS, LEDGER, SUMMARY = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
+CHECKPOINT, SLOTS = "checkpoint.safetensors", "clients.slots"
+
+
+class Folder:
+    """Where one run is written."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, path: str | Path, config: dict[str, Any]) -> "Folder":
+        """A new folder; one that already holds a run is left alone."""
+        path = Path(path)
+        if (path / CONFIG).exists():
+            raise ConfigError(
+                f"{path} already holds a run; continue it with `sparing resume {path}` or choose another folder"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {path} ({error.strerror}); choose another folder") from None
+        (path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
+        (path / LEDGER).write_text(ledger.HEADER)
+        write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> tuple["Folder", dict[str, Any]]:
+        """An existing run and its config."""
+        path = Path(path)
+        if not (path / CONFIG).is_file():
+            raise ConfigError(f"{path} holds no run: there is no {CONFIG} in it; check the path")
+        return cls(path), yaml.safe_load((path / CONFIG).read_text())
+
+    @property
+    def slots(self) -> Path:
+        return self.path / SLOTS
+
+    def append(self, t: int, record: Record, outcome: Outcome) -> None:
+        with open(self.path / ROUNDS, "a") as file:
+            file.write(row_text(record))
+        with open(self.path / LEDGER, "a") as file:
+            file.write(ledger.ledger_text(t, outcome))
+
+    def save(self, server: Server, bank: Bank, meta: dict[str, Any]) -> None:
+        """One durable checkpoint of the server, the clients and the length of the tables."""
+        tables = {name: synced_size(self.path / name) for name in (ROUNDS, LEDGER)}
+        tensors = (
+            prefixed("model", server.model)
+            | prefixed("share", server.share)
+            | prefixed("blend", server.blend)
+            | {"seen": server.seen}
+            | prefixed("bank", bank.state())
+        )
+        checkpoint.save(self.path / CHECKPOINT, tensors, {**meta, "tables": tables})
+        bank.committed()
+
+    def load(self, fingerprint: str) -> tuple[Server, Tree, dict[str, Any]] | None:
+        """(server, bank state, meta) of the last checkpoint, the tables cut back to it; None if there is none yet."""
+        if not (self.path / CHECKPOINT).exists():
+            self.cut({ROUNDS: len(",".join(COLUMNS)) + 1, LEDGER: len(ledger.HEADER)})
+            return None
+        tensors, meta = checkpoint.load(self.path / CHECKPOINT)
+        if meta["fingerprint"] != fingerprint:
+            raise CheckpointError(
+                f"{self.path / CHECKPOINT} belongs to another config than {self.path / CONFIG}; "
+                "undo the change to config.yaml (or to the task), or start a new run in another folder"
+            )
+        self.cut(meta["tables"])
+        server = Server(under("model", tensors), under("share", tensors), under("blend", tensors), tensors["seen"])
+        return server, under("bank", tensors), meta
+
+    def cut(self, tables: dict[str, int]) -> None:
+        for name, size in tables.items():
+            path = self.path / name
+            if not path.exists() or path.stat().st_size < size:
+                raise CheckpointError(
+                    f"{path} is shorter than the checkpoint says ({size} bytes); restore it from a copy"
+                )
+            os.truncate(path, size)
+
+    def records(self) -> list[Record]:
+        return [row_read(line) for line in (self.path / ROUNDS).read_text().splitlines()[1:]]
+
+    def finish(self, result: Result) -> None:
+        write_json(self.path / SUMMARY, result.summary)
+
+
+def synced_size(path: Path) -> int:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return file.seek(0, os.SEEK_END)

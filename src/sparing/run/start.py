@@ -1,0 +1,146 @@
+"""Starting, resuming: from a study and a task to a run that can loop."""
+
+import hashlib
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparing.core import tree
+from sparing.core.compose import compose
+from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.round import first_client, first_server
+from sparing.engines.debug import Debug
+from sparing.engines.engine import Job
+from sparing.engines.vector import Vector
+from sparing.run.bank import open_bank
+from sparing.run.config import PlanSection, Study, study_from
+from sparing.run.folder import Folder
+from sparing.run.loop import Logger, Run, cohort, loop
+from sparing.run.methods import recipes
+from sparing.run.plan import device_of, settle_plan
+from sparing.run.results import Result
+from sparing.task.build import digits_task
+from sparing.task.task import Task
+
+ENGINES = {"vector": Vector, "debug": Debug}
+OWN_TASK = "your own"
+
+
+def run(
+    task: Task | dict[str, Any] | str | None = None,
+    method: str | Sequence[Any] = "fedavg",
+    *,
+    out: str | Path | None = None,
+    loggers: Sequence[Logger] = (),
+    **study: Any,
+) -> Result:
+    """Train, and return the result. `study` takes every key of a study file: rounds, sample, local, seed, ...
+
+    `task` is your own `sparing.Task`, the name of a dataset, or the task section of a study file as a dict.
+
+    >>> result = run("digits", method="psfed+int8", rounds=1, sample=4, seed=1)
+    >>> result.rounds, result.up_bytes < result.down_bytes
+    (1, True)
+    """
+    values: dict[str, Any] = {**study, "method": list(method) if not isinstance(method, str) else method}
+    if isinstance(task, Task):
+        values["task"] = {"data": OWN_TASK, "clients": len(task)}
+        return start(study_from(values), task, out, loggers)
+    if task is not None:
+        values["task"] = {"data": task} if isinstance(task, str) else task
+    return start(study_from(values), None, out, loggers)
+
+
+def start(
+    study: Study, task: Task | None = None, out: str | Path | None = None, loggers: Sequence[Logger] = ()
+) -> Result:
+    """A new run. Everything that can be refused is refused before anything is written."""
+    task = task or named_task(study)
+    job, study = settled(study, task)
+    folder = Folder.create(out, study.model_dump()) if out is not None else None
+    return loop(fresh(study, job, folder), loggers)
+
+
+def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
+    """Continue the run in a folder from its last checkpoint. A run on your own Task needs that task again."""
+    folder, config = Folder.open(path)
+    study = study_from(config, str(folder.path / "config.yaml"))
+    if task is None and study.task.data == OWN_TASK:
+        raise ConfigError(
+            f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
+        )
+    job, study = settled(study, task or named_task(study))
+    state = fresh(study, job, folder)
+    saved = folder.load(state.fingerprint)
+    if saved is not None:
+        server, bank, meta = saved
+        device = state.server.seen.device
+        if any(x.shape != state.server.model[name].shape for name, x in server.model.items()):
+            raise CheckpointError(f"{path} was trained with another model; resume with the one it was started with")
+        state.server = server.to(device)
+        state.bank.restore(bank)
+        state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records()
+    return loop(state, loggers)
+
+
+def named_task(study: Study) -> Task:
+    values = study.task.model_dump()
+    values.pop("data")
+    return digits_task(**values, seed=study.seed)
+
+
+def settled(study: Study, task: Task) -> tuple[Job, Study]:
+    """The job for an engine, and the study with every "auto" replaced by what was chosen."""
+    device = device_of(study.device)
+    model = task.build(study.seed).to(device)
+    method = compose(tree.layout_of(model), *recipes(study.method), local=study.local.local())
+    count = len(cohort(study.seed, 1, len(task), study.sample))
+    plan: PlanSection = settle_plan(study.plan, study.engine, model, method, count, len(task))
+    study = study.model_copy(update={"plan": plan})
+    assert not isinstance(plan.chunk, str)
+    assert not isinstance(plan.threads, str)
+    initial = tree.tree_of(model)
+    task = on_device(task, device)
+    return Job(method, task, model, initial, study.seed, study.rounds, plan.path, plan.chunk, plan.threads), study
+
+
+def on_device(task: Task, device: torch.device) -> Task:
+    """The task with its samples where training happens."""
+    if device.type == "cpu":
+        return task
+    moved = object.__new__(Task)
+    moved.__dict__.update(task.__dict__)
+    moved.train = task.train.to(device)
+    moved.test = task.test.to(device) if task.test is not None else None
+    moved.test_all = tuple(x.to(device) for x in task.test_all) if task.test_all is not None else None  # type: ignore[assignment]
+    return moved
+
+
+def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
+    """The run before its first round."""
+    clients, device = len(job.task), next(iter(job.initial.values())).device
+    path = None
+    if study.plan.bank == "file":
+        path = folder.slots if folder else Path(tempfile.mkdtemp(prefix="sparing-")) / "clients.slots"
+    bank = open_bank(first_client(job.method, job.initial), clients, device, path)
+    server = first_server(job.method, job.initial, clients)
+    engine = ENGINES[study.engine](job, bank)
+    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job))
+
+
+def fingerprint(study: Study, job: Job) -> str:
+    """What a checkpoint must agree with: the study, who holds how much, and the initial model."""
+    counts = job.task.train.count.numpy().tobytes()
+    return hashlib.sha256(study.fingerprint().encode() + counts + tree.sha256(job.initial).encode()).hexdigest()
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch. sparing's own draws are keyed by `seed=` and do not need it; your model may."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)

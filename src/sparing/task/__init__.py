@@ -1,0 +1,1 @@
+"""Datasets, partitions, networks, local training and evaluation."""

@@ -1,0 +1,121 @@
+"""The samples of N clients as two flat tensors, so that 100,000 clients cost no more objects than one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparing.core.errors import DataError
+
+Pair = tuple[Any, Any]
+"""One client's samples and targets: numpy arrays, tensors or nested lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Client i owns samples `start[i] .. start[i] + count[i]` of `x [total, ...]` and `y [total, ...]`.
+
+    `start` and `count` are int64 `[N]` on the CPU, whatever device the samples are on.
+
+    >>> clients = Clients.of([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
+    >>> len(clients), clients.count.tolist(), clients.client(1)
+    (2, [2, 1], (tensor([[2.]]), tensor([1])))
+    """
+
+    x: Tensor
+    y: Tensor
+    start: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, pairs: Iterable[Pair]) -> "Clients":
+        """One (x, y) per client, put end to end. Empty clients are allowed here; `Task` refuses them for training."""
+        both = [(tensor(x), tensor(y)) for x, y in pairs]
+        if not both:
+            raise DataError("there are no clients: give a list with one (x, y) pair per client")
+        check_lengths(both)
+        filled = [(i, x, y) for i, (x, y) in enumerate(both) if len(x)] or [(0, *both[0])]
+        check_alike(filled)
+        count = torch.tensor([len(x) for x, _ in both])
+        return cls(
+            torch.cat([x for _, x, _ in filled]), torch.cat([y for *_, y in filled]), count.cumsum(0) - count, count
+        )
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    def client(self, i: int) -> tuple[Tensor, Tensor]:
+        """Client i's samples, as views."""
+        span = slice(int(self.start[i]), int(self.start[i]) + int(self.count[i]))
+        return self.x[span], self.y[span]
+
+    def to(self, device: torch.device | str) -> "Clients":
+        """The same clients with their samples on another device."""
+        return Clients(self.x.to(device), self.y.to(device), self.start, self.count)
+
+
+def tensor(values: Any) -> Tensor:
+    """Numbers as torch trains on them: tensors keep their float type, other floats become float32, integers int64."""
+    if isinstance(values, Tensor):
+        x = values.detach()
+    else:
+        x = torch.from_numpy(np.array(values))  # a copy: torch warns about arrays it may not write to
+        x = x.float() if x.is_floating_point() else x
+    return x if x.is_floating_point() else x.long()
+
+
+def check_lengths(pairs: list[tuple[Tensor, Tensor]]) -> None:
+    for i, (x, y) in enumerate(pairs):
+        if x.ndim == 0 or y.ndim == 0:
+            raise DataError(f"client {i}: x and y must have a sample axis, seen a single number: wrap it in a list")
+        if len(x) != len(y):
+            raise DataError(f"client {i} has {len(x)} samples but {len(y)} targets: give one target per sample")
+
+
+def check_alike(filled: list[tuple[int, Tensor, Tensor]]) -> None:
+    first, x0, y0 = filled[0]
+    for i, x, y in filled:
+        for what, a, b in (("samples", x, x0), ("targets", y, y0)):
+            seen, wanted = (tuple(a.shape[1:]), a.dtype), (tuple(b.shape[1:]), b.dtype)
+            if seen != wanted:
+                raise DataError(
+                    f"client {i} has {what} of shape {seen[0]} and type {kind(a)} but client {first} has shape "
+                    f"{wanted[0]} and type {kind(b)}: give all clients the same"
+                )
+
+
+def kind(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def check_samples(data: Clients, what: str, labels: bool) -> None:
+    """Refuse data that cannot be trained on; `labels`: integer targets are class numbers."""
+    if not len(data):
+        raise DataError(f"{what}: there are no clients: give a list with one (x, y) pair per client")
+    if len(data.x) != len(data.y) or int((data.start + data.count).max()) > len(data.x):
+        raise DataError(
+            f"{what}: {len(data.x)} samples, {len(data.y)} targets and clients reaching up to "
+            f"{int((data.start + data.count).max())}: give x, y, start and count that fit together"
+        )
+    for name, values in (("x", data.x), ("y", data.y)):
+        if values.is_floating_point():
+            bad = ~values.isfinite().flatten(1).all(1) if values.ndim > 1 else ~values.isfinite()
+            refuse_first(bad, data, values, f"{what}: {name} is not finite", "remove or repair that sample")
+    if labels and not data.y.is_floating_point():
+        bad = (data.y < 0).flatten(1).any(1) if data.y.ndim > 1 else data.y < 0
+        refuse_first(bad, data, data.y, f"{what}: the label is negative", "number the classes 0, 1, 2, ...")
+
+
+def refuse_first(bad: Tensor, data: Clients, values: Tensor, problem: str, fix: str) -> None:
+    """Name the first bad sample by client and place."""
+    if not bool(bad.any()):
+        return
+    at = int(bad.nonzero()[0])
+    owner = ((data.start <= at) & (at < data.start + data.count)).nonzero().flatten().tolist()
+    value = values[at].flatten()
+    value = value[~value.isfinite() if value.is_floating_point() else value < 0][0].item()
+    where = f"client {owner[0]}, sample {at - int(data.start[owner[0]])}" if owner else f"sample {at} of no client"
+    raise DataError(f"{problem} ({value}) at {where}: {fix}")

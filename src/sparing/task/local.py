@@ -1,0 +1,115 @@
+"""Local training of any nn.Module: two paths behind one function."""
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import ConfigError, TrainingError, nearest
+from sparing.core.keys import Ctx
+from sparing.core.protocols import Local, Phase
+from sparing.core.tree import Tree
+from sparing.task.clients import Clients
+from sparing.task.loop import loop
+from sparing.task.losses import Loss
+from sparing.task.optim import OPTIMISERS
+from sparing.task.stacked import stacked
+from sparing.task.working import check_names
+
+PATHS = ("loop", "stacked")
+BUFFERS = ("shared", "own", "static")
+SMALL = 1_000_000
+"""Parameters up to which stacking dense layers pays on a CPU."""
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    data: Clients,
+    local: Local,
+    start: Tree,
+    ctx: Ctx,
+    path: str = "loop",
+    threads: int = 1,
+) -> tuple[Tree, dict[str, Tensor]]:
+    """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
+
+    Gives every state_dict tensor after training, `[K, *shape]` on the device of `start`, and `{"loss": [K] float32}`:
+    the mean over the samples visited in the last epoch of the last phase (in all its steps, where it counts steps).
+    Neither the model handed in nor any global random state changes.
+
+    "loop" trains one client after the other and is row-exact; `threads` clients run side by side with the same bits.
+    "stacked" trains all K at once and agrees with it within rounding. A parameter that the loss does not depend on has
+    gradient zero, so weight decay still shrinks it.
+
+    >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
+    >>> ctx = Ctx(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
+    >>> start = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}
+    >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, Local(), start, ctx)
+    >>> after["bias"], notes["loss"]
+    (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
+    """
+    check(local, path, threads)
+    check_names(model, start)
+    if not len(ctx.ids) or int(ctx.ids.min()) < 0 or int(ctx.ids.max()) >= len(data):
+        raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {ctx.ids.tolist()[:8]}")
+    device = next(iter(start.values())).device if start else torch.device("cpu")
+    with torch.enable_grad():
+        if path == "loop":
+            after, losses = loop(model, loss, data, local, start, ctx, device, threads)
+        else:
+            after, losses = stacked(model, loss, data, local, start, ctx, device)
+    check_finite(after, local, ctx)
+    return after, {"loss": losses.to(device, torch.float32)}
+
+
+def default_path(model: nn.Module, device: torch.device | str) -> str:
+    """The faster path: "stacked" on CUDA and for small nets without convolutions on a CPU, else "loop".
+
+    >>> default_path(nn.Linear(4, 2), "cpu"), default_path(nn.Conv2d(1, 4, 3), "cpu")
+    ('stacked', 'loop')
+    """
+    layers = list(model.modules())
+    if any(isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) for layer in layers):
+        return "loop"
+    if torch.device(device).type == "cuda":
+        return "stacked"
+    folds = any(isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for layer in layers)
+    return "loop" if folds or sum(p.numel() for p in model.parameters()) > SMALL else "stacked"
+
+
+def check(local: Local, path: str, threads: int) -> None:
+    if path not in PATHS:
+        raise ConfigError(f"no path is called {path!r}: {nearest(path, PATHS)}")
+    if threads < 1:
+        raise ConfigError(f"threads must be 1 or more, seen {threads}")
+    if local.buffers not in BUFFERS:
+        raise ConfigError(f"no policy for buffers is called {local.buffers!r}: {nearest(local.buffers, BUFFERS)}")
+    if not local.phases:
+        raise ConfigError("local training has no phases: give it one, such as Phase(epochs=1)")
+    for i, phase in enumerate(local.phases, 1):
+        check_phase(i, phase)
+
+
+def check_phase(i: int, phase: Phase) -> None:
+    if phase.optimiser not in OPTIMISERS:
+        raise ConfigError(
+            f"phase {i}: no optimiser is called {phase.optimiser!r}: {nearest(phase.optimiser, OPTIMISERS)}"
+        )
+    for name in ("epochs", "steps", "batch"):
+        if getattr(phase, name) is not None and getattr(phase, name) < 1:
+            raise ConfigError(f"phase {i}: {name} must be 1 or more, seen {getattr(phase, name)}")
+    for name in ("lr", "momentum", "weight_decay", "prox"):
+        if not 0 <= getattr(phase, name) < float("inf"):
+            raise ConfigError(f"phase {i}: {name} must be 0 or more, seen {getattr(phase, name)}")
+    if phase.clip is not None and not phase.clip > 0:
+        raise ConfigError(f"phase {i}: clip must be above 0, seen {phase.clip}: leave it out not to clip")
+
+
+def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
+    """The last step's update is not seen by any loss, so look at the weights themselves."""
+    for name, x in after.items():
+        if x.is_floating_point() and not bool((fine := x.isfinite().flatten(1).all(1)).all()):
+            client, lr = int(ctx.ids[int((~fine).nonzero()[0])]), local.phases[-1].lr
+            raise TrainingError(
+                f"client {client}, round {ctx.round}: {name!r} is not finite after the last step (lr {lr}, "
+                f"clip {local.phases[-1].clip}): lower lr or set clip"
+            )

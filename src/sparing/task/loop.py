@@ -1,0 +1,146 @@
+"""Local training one client at a time: row-exact, for any nn.Module.
+
+A client's result has the same bits whoever else is in the call, in which chunk and on how many threads, because
+nothing it computes with is shared: keyed batches and dropout, one intra-op thread, its own batches gathered into
+fresh (hence equally aligned) memory, and a seed of its own for whatever else in the model draws from torch's RNG.
+"""
+
+import itertools
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import TrainingError
+from sparing.core.keys import Ctx, hashes
+from sparing.core.protocols import Local, Phase
+from sparing.core.tree import Tree
+from sparing.task.batches import batches, counted_from, shuffle_keys
+from sparing.task.clients import Clients
+from sparing.task.losses import Loss
+from sparing.task.optim import fresh, update
+from sparing.task.still import one_thread, own_rng, seed_all
+from sparing.task.working import Working, gathered, load, save, trained, working_copy
+
+SEED_BITS = (1 << 63) - 1
+
+
+class Job(NamedTuple):
+    """All that is the same for every client of a call."""
+
+    loss: Loss
+    data: Clients
+    local: Local
+    start: Tree
+    ctx: Ctx
+    ids: list[int]
+    device: torch.device
+    shuffles: list[Tensor]  # per phase [epochs, K]
+    drops: list[Tensor]  # per phase [K]
+
+
+def loop(
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device, threads: int
+) -> tuple[Tree, Tensor]:
+    """The models after training and the reported losses `[K]`."""
+    ids = ctx.ids.tolist()
+    counts = data.count[ctx.ids.cpu()].tolist()
+    shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
+    drops = [ctx.keys(f"dropout/{i}") for i in range(len(local.phases))]
+    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops)
+    after = {
+        name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
+        for name, x in model.state_dict().items()
+    }
+    static = local.buffers == "static"
+    works = [working_copy(model, device, stacked=False, static=static) for _ in range(max(1, min(threads, len(ids))))]
+    with one_thread(), own_rng(device):
+        if len(works) > 1:
+            losses = together(job, works, after)
+            if losses is not None:
+                return after, torch.tensor(losses)
+        return after, torch.tensor([train_one(job, works[0], after, k, seeded=True) for k in range(len(ids))])
+
+
+def together(job: Job, works: list[Working], after: Tree) -> list[float] | None:
+    """All clients on several threads; None as soon as the model is seen drawing from torch's RNG.
+
+    That generator is one for the whole process, so clients drawing from it side by side would disturb each other.
+    """
+    losses = [math.nan] * len(job.ids)
+    turn, still = itertools.count(), torch.default_generator.get_state()
+    stop: list[str] = []
+
+    def work(mine: Working) -> None:
+        try:
+            while not stop and (k := next(turn)) < len(losses):
+                losses[k] = train_one(job, mine, after, k, seeded=False)
+                if not torch.equal(torch.default_generator.get_state(), still):
+                    stop.append("drew")
+        except BaseException:
+            stop.append("failed")
+            raise
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for future in [pool.submit(work, mine) for mine in works]:
+            future.result()
+    return None if stop else losses
+
+
+def train_one(job: Job, work: Working, after: Tree, k: int, seeded: bool) -> float:
+    """Train client k through all phases, write its row, give its loss."""
+    x, y = job.data.client(job.ids[k])
+    load(work, job.start, k)
+    loss = 0.0
+    with torch.enable_grad():
+        for number, phase in enumerate(job.local.phases):
+            loss = train_phase(job, work, phase, number, k, x, y, seeded)
+    save(work, after, k)
+    return loss
+
+
+def train_phase(
+    job: Job, work: Working, phase: Phase, number: int, k: int, x: Tensor, y: Tensor, seeded: bool
+) -> float:
+    names = trained(work, phase)
+    params = [work.state[name] for name in names]
+    for name in work.params:
+        work.state[name].requires_grad_(name in names)
+    values = [p.detach() for p in params]
+    anchors = [job.start[name][k if job.start[name].shape[0] > 1 else 0] for name in names] if phase.prox else []
+    memory = fresh(phase, values)
+    table = batches(job.shuffles[number][:, k], phase, len(y))
+    keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
+    begin, total, visited = counted_from(phase, len(y)), 0.0, 0
+    sizes = (table >= 0).sum(1).tolist()
+    table = table.to(x.device)
+    for t, (row, size) in enumerate(zip(table, sizes, strict=True)):
+        key = keys[t]
+        if seeded:
+            seed_all(int(key) & SEED_BITS, job.device)
+        work.step.begin(key.to(job.device))
+        batch = row[:size]
+        loss = job.loss(work.module(gathered(x, batch, work)), y.index_select(0, batch).to(job.device)).mean()
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
+        update(phase, t, values, gradients(loss, params), anchors, memory, stacked=False)
+        if t >= begin:
+            total, visited = total + value * size, visited + size
+    return total / visited
+
+
+def gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
+    """Zeros for a parameter that the loss does not depend on."""
+    if not params or not loss.requires_grad:
+        return [torch.zeros_like(p) for p in params]
+    return list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+
+
+def diverged(value: float, client: int, round: int, phase: int, step: int, at: Phase) -> TrainingError:
+    return TrainingError(
+        f"client {client}, round {round}: the training loss became {value} at step {step + 1} of phase {phase + 1} "
+        f"(lr {at.lr}, clip {at.clip}): lower lr or set clip"
+    )

@@ -1,0 +1,64 @@
+"""Losses and accuracy per sample: `(output, y) -> [B]`."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sparing.core.errors import DataError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def default_loss(y: Tensor) -> Loss:
+    """Cross entropy for integer targets, mean squared error for float ones."""
+    return squared_error if y.is_floating_point() else cross_entropy
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Classes `y [B]`, or sequences `[B, T]` with the mean over T.
+
+    The class axis of `output` is the last one, or axis 1 where only that fits y.
+
+    >>> cross_entropy(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
+    tensor([0.6931])
+    """
+    if y.ndim == 1:
+        return F.cross_entropy(output, y, reduction="none")
+    logits = classes_last(output, y)
+    if logits is None:
+        raise DataError(
+            f"the model gives {tuple(output.shape)} for targets {tuple(y.shape)}: give it {(*y.shape, 'classes')}"
+        )
+    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="none")
+    return flat.reshape(y.shape[0], -1).mean(1)
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """Mean over each sample's values; an output `[B, 1]` fits targets `[B]`."""
+    if output.numel() != y.numel():
+        raise DataError(
+            f"the model gives {tuple(output.shape)} for targets {tuple(y.shape)}: give it the targets' shape"
+        )
+    return (output.reshape(y.shape) - y).square().reshape(y.shape[0], -1).mean(1)
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """Share of each sample's labels guessed right, `[B]`; NaN where the output is no choice between classes.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor([1., 0.])
+    """
+    logits = None if y.is_floating_point() else classes_last(output, y)
+    if logits is None or logits.shape[-1] < 2:
+        return torch.full((len(y),), torch.nan, device=y.device)
+    return (logits.argmax(-1) == y).float().reshape(len(y), -1).mean(1)
+
+
+def classes_last(output: Tensor, y: Tensor) -> Tensor | None:
+    if output.shape[:-1] == y.shape:
+        return output
+    if output.ndim == y.ndim + 1 and output.shape[:1] + output.shape[2:] == y.shape:
+        return output.movedim(1, -1)
+    return None

@@ -1,0 +1,86 @@
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch.optim itself is written in, but carry no public name.
+"""SGD and Adam exactly as torch.optim writes them, on lists of tensors, in place.
+
+The loop path hands in one client's parameters, the stacked path the same tensors with a client axis in front: all
+arithmetic but the gradient norm is elementwise, so both use the same lines.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparing.core.protocols import Phase
+
+Memory = dict[str, list[Tensor]]
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+OPTIMISERS = ("sgd", "adam")
+
+
+def fresh(phase: Phase, params: Sequence[Tensor]) -> Memory:
+    """What the optimiser remembers, before its first step."""
+    names = ("mean", "square") if phase.optimiser == "adam" else ("velocity",) if phase.momentum else ()
+    return {name: [torch.zeros_like(p) for p in params] for name in names}
+
+
+def first_rows(memory: Memory, m: int) -> Memory:
+    return {name: [x[:m] for x in tensors] for name, tensors in memory.items()}
+
+
+def update(
+    phase: Phase,
+    t: int,
+    params: list[Tensor],
+    grads: list[Tensor],
+    anchors: list[Tensor],
+    memory: Memory,
+    stacked: bool,
+) -> None:
+    """Step t (from 0): FedProx's pull to the anchors, clip, weight decay, then the optimiser. Overwrites `params`."""
+    if not params:
+        return
+    if phase.prox:
+        pull = torch._foreach_sub(params, anchors)
+        grads = list(torch._foreach_add(grads, pull, alpha=phase.prox))
+    if phase.clip is not None:
+        grads = clipped(grads, phase.clip, stacked)
+    if phase.weight_decay:
+        grads = list(torch._foreach_add(grads, params, alpha=phase.weight_decay))
+    (adam if phase.optimiser == "adam" else sgd)(phase, t, params, grads, memory)
+
+
+def sgd(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+    if phase.momentum:
+        velocity = memory["velocity"]
+        torch._foreach_mul_(velocity, phase.momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    torch._foreach_add_(params, grads, alpha=-phase.lr)
+
+
+def adam(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+    mean, square = memory["mean"], memory["square"]
+    torch._foreach_lerp_(mean, grads, 1 - BETA1)
+    torch._foreach_mul_(square, BETA2)
+    torch._foreach_addcmul_(square, grads, grads, 1 - BETA2)
+    root = torch._foreach_sqrt(square)
+    torch._foreach_div_(root, (1 - BETA2 ** (t + 1)) ** 0.5)
+    torch._foreach_add_(root, EPS)
+    torch._foreach_addcdiv_(params, mean, root, -phase.lr / (1 - BETA1 ** (t + 1)))
+
+
+def clipped(grads: list[Tensor], limit: float, stacked: bool) -> list[Tensor]:
+    """Gradients scaled down to a global norm of `limit`, per client where stacked, as clip_grad_norm_ does it.
+
+    >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], limit=1.0, stacked=False)
+    [tensor([0.6000]), tensor([0.8000])]
+    """
+    if not stacked:
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        return list(torch._foreach_mul(grads, (limit / (norm + 1e-6)).clamp(max=1.0)))
+    norm_K = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads]), dim=0
+    )
+    scale_K = (limit / (norm_K + 1e-6)).clamp(max=1.0)
+    return [g * scale_K.view(-1, *[1] * (g.ndim - 1)) for g in grads]

@@ -1,0 +1,172 @@
+"""Local training of a whole chunk of clients in one step: vmap over grad over functional_call.
+
+Clients are lined up by their number of steps, longest first, so those still training are always the first m rows and
+a finished client's weights, momenta and statistics are simply not touched any more. Within a batch, short clients are
+padded with one of their own samples, which no loss and no statistic counts. The samples of a batch must not look at
+each other except through BatchNorm.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sparing.core.errors import ConfigError
+from sparing.core.keys import Ctx, hashes
+from sparing.core.protocols import Local, Phase
+from sparing.core.tree import Tree
+from sparing.task.batches import batches, counted_from, shuffle_keys
+from sparing.task.clients import Clients
+from sparing.task.keyed import LoopNorm
+from sparing.task.loop import diverged
+from sparing.task.losses import Loss
+from sparing.task.optim import first_rows, fresh, update
+from sparing.task.working import Working, trained, working_copy
+
+
+def stacked(
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
+) -> tuple[Tree, Tensor]:
+    """The models after training and the reported losses `[K]`."""
+    work = working_copy(model, device, stacked=True, static=local.buffers == "static")
+    refuse_unstackable(work.module)
+    k = len(ctx.ids)
+    first = {name: start[name].expand(k, *start[name].shape[1:]) for name in work.state}
+    state = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
+    losses = torch.zeros(k)
+    for number, phase in enumerate(local.phases):
+        losses = train_phase(work, loss, data, phase, number, state, first, ctx, device)
+    return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
+
+
+class Plan(NamedTuple):
+    """The batches of one phase, clients in order of falling steps."""
+
+    order: Tensor  # [K]: which row stands where
+    alive: list[int]  # per step: how many clients train
+    width: list[int]  # per step: the longest batch among them
+    full: list[bool]  # per step: no batch is shorter than that
+    places: Tensor  # [S, K, batch] in the flat samples
+    real: Tensor  # [S, K, batch] bool
+    keys: Tensor  # [S, K] of the dropout draws
+    counts: Tensor  # [S, K] how many visited samples enter the reported loss
+
+
+def train_phase(
+    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, first: Tree, ctx: Ctx,
+    device: torch.device,
+) -> Tensor:  # fmt: skip
+    """Train all rows of `state`, in place, and give the reported losses `[K]`."""
+    plan = plan_of(data, phase, number, ctx, device)
+    names = trained(work, phase)
+    rows = {name: x[plan.order.to(device)] for name, x in state.items()}
+    anchors = [first[name][plan.order.to(device)] for name in names] if phase.prox else []
+    step = batch_step(work, loss, names)
+    memory = fresh(phase, [rows[name] for name in names])
+    seen = torch.zeros(len(plan.alive), len(plan.order), dtype=torch.float64, device=device)
+    for t, (m, width) in enumerate(zip(plan.alive, plan.width, strict=True)):
+        places = plan.places[t, :m, :width]
+        real = None if plan.full[t] else plan.real[t, :m, :width]
+        now = {name: x[:m] for name, x in rows.items()}
+        grads, values, changed = step(now, data.x[places].to(device), data.y[places].to(device), real, plan.keys[t, :m])
+        params = [now[name] for name in names]
+        update(phase, t, params, grads, [a[:m] for a in anchors], first_rows(memory, m), stacked=True)
+        for name, x in changed.items():
+            now[name].copy_(x)
+        seen[t, :m] = values
+    back = plan.order.to(device)
+    for name, x in rows.items():
+        state[name][back] = x
+    return reported(seen.cpu(), plan, phase, number, ctx)
+
+
+def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:
+    ids = ctx.ids.cpu()
+    counts = data.count[ids].tolist()
+    shuffles = shuffle_keys(ctx, number, phase, counts)
+    tables = [batches(shuffles[:, k], phase, n) for k, n in enumerate(counts)]
+    order = torch.tensor(sorted(range(len(ids)), key=lambda k: -len(tables[k])))
+    longest = len(tables[int(order[0])])
+    index = torch.full((longest, len(ids), phase.batch), -1)
+    weight = torch.zeros(longest, len(ids), dtype=torch.int64)
+    for place, k in enumerate(order.tolist()):
+        index[: len(tables[k]), place] = tables[k]
+        begin = counted_from(phase, counts[k])
+        weight[begin : len(tables[k]), place] = (tables[k][begin:] >= 0).sum(1)
+    real = index >= 0
+    size = real.sum(2)
+    alive = (size > 0).sum(1).tolist()
+    width = size.amax(1).tolist()
+    full = [bool((size[t, :m] == w).all()) for t, (m, w) in enumerate(zip(alive, width, strict=True))]
+    places = torch.where(real, index, index[..., :1]).clamp(min=0) + data.start[ids[order]][:, None]
+    keys = hashes(ctx.keys(f"dropout/{number}").cpu()[order], longest).T
+    return Plan(order, alive, width, full, places.to(data.x.device), real.to(device), keys.to(device), weight)
+
+
+Stepper = Callable[[Tree, Tensor, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
+
+
+def batch_step(work: Working, loss: Loss, names: list[str]) -> Stepper:
+    """One step of m clients: (state, x, y, real, keys) -> (gradients in order of names, losses `[m]`, new buffers)."""
+    buffers = [name for name, x in work.state.items() if not isinstance(x, nn.Parameter)]
+
+    def forward(
+        params: Tree, rest: Tree, x: Tensor, y: Tensor, real: Tensor | None, key: Tensor
+    ) -> tuple[Tensor, Tree]:
+        work.step.begin(key, real)
+        state = {**params, **rest}
+        each = loss(functional_call(work.module, state, (x,)), y)
+        total = each.mean() if real is None else torch.where(real, each, 0.0).sum() / real.sum()
+        return total, {name: state[name].detach() for name in buffers}
+
+    def step(state: Tree, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
+        params = {name: state[name] for name in names}
+        rest = {name: value for name, value in state.items() if name not in params}
+        axes: Any = (0, 0, 0, 0, None if real is None else 0, 0)
+        one: Any = grad_and_value(forward, has_aux=True) if names else forward
+        out = say_loop(lambda: vmap(one, in_dims=axes, randomness="error")(params, rest, x, y, real, keys))
+        work.step.begin(None)
+        if not names:
+            return [], *out
+        grads, (values, changed) = out
+        return [grads[name] for name in names], values, changed
+
+    return step
+
+
+def say_loop(run: Callable[[], Any]) -> Any:
+    """Torch's refusal of unkeyed randomness, in words that help."""
+    try:
+        return run()
+    except RuntimeError as error:
+        if "random" not in str(error):
+            raise
+        raise ConfigError(
+            "the model draws random numbers outside nn.Dropout (F.dropout, or dropout inside LSTM or attention), which "
+            "cannot be keyed by client when clients are stacked: use path 'loop'"
+        ) from error
+
+
+def refuse_unstackable(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        foreign = isinstance(layer, _BatchNorm) and not isinstance(layer, LoopNorm)
+        if foreign or (getattr(layer, "track_running_stats", False) and not isinstance(layer, _BatchNorm)):
+            raise ConfigError(
+                f"layer {name!r} ({type(layer).__name__}) keeps running statistics that padding would enter when "
+                "clients are stacked: use path 'loop'"
+            )
+
+
+def reported(seen: Tensor, plan: Plan, phase: Phase, number: int, ctx: Ctx) -> Tensor:
+    """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
+    bad = (~seen.isfinite()).nonzero()
+    if len(bad):
+        t, place = bad[0].tolist()
+        client = int(ctx.ids[int(plan.order[place])])
+        raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
+    out = torch.empty(len(plan.order), dtype=torch.float64)
+    out[plan.order] = (seen * plan.counts).sum(0) / plan.counts.sum(0)
+    return out

@@ -1,0 +1,90 @@
+"""A task: anyone's model, data and loss."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import DataError
+from sparing.core.tree import Layout, layout_of
+from sparing.task.clients import Clients, Pair, check_samples
+from sparing.task.losses import Loss, default_loss
+
+__all__ = ["Clients", "Task"]
+
+
+class Task:
+    """What is learned: a model, the clients' samples, and what counts as an error.
+
+    `model` is an nn.Module, whose current weights are the start, or a function without arguments that builds one.
+    `train` has one (x, y) per client: numpy arrays, tensors or lists. `test` is one (x, y) for everybody, or one per
+    client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
+    without it, cross entropy for integer y and mean squared error for float y.
+
+    >>> x, y = torch.rand(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> task = Task(lambda: nn.Linear(2, 2), train=[(x[:4], y[:4]), (x[4:], y[4:])], test=(x, y))
+    >>> len(task), task.train.count.tolist(), task.build(seed=0).weight.shape
+    (2, [4, 2], torch.Size([2, 2]))
+    """
+
+    train: Clients
+    test: Clients | None  # one test set per client
+    test_all: tuple[Tensor, Tensor] | None  # the global one
+    loss: Loss
+    name: str
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        train: Sequence[Pair] | Clients,
+        test: Pair | Sequence[Pair] | Clients | None = None,
+        loss: Loss | None = None,
+        name: str = "task",
+    ):
+        self.model, self.name = model, name
+        self.train = train if isinstance(train, Clients) else Clients.of(train)
+        check_samples(self.train, "train", labels=loss is None)
+        check_filled(self.train)
+        self.test, self.test_all = tests(test)
+        if self.test is not None and len(self.test) != len(self.train):
+            raise DataError(
+                f"test has {len(self.test)} clients but train has {len(self.train)}: give one test set per client, "
+                "or a single (x, y) for everybody"
+            )
+        if self.test_all is not None:
+            check_samples(self.test or Clients.of([self.test_all]), "test", labels=loss is None)
+        self.loss = loss or default_loss(self.train.y)
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+    def build(self, seed: int = 0) -> nn.Module:
+        """A fresh model at its starting weights. The seed matters where `model` is a function; no global RNG moves."""
+        if isinstance(self.model, nn.Module):
+            return copy.deepcopy(self.model)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            return self.model()
+
+    @property
+    def layout(self) -> Layout:
+        return layout_of(self.build())
+
+
+def check_filled(train: Clients) -> None:
+    empty = (train.count < 1).nonzero().flatten()
+    if len(empty):
+        raise DataError(f"train: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
+
+
+def tests(test: Pair | Sequence[Pair] | Clients | None) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
+    """The per-client test sets and the global one."""
+    if test is None:
+        return None, None
+    if isinstance(test, tuple) and len(test) == 2 and not isinstance(test[0], tuple):
+        everybody = Clients.of([test])
+        return None, (everybody.x, everybody.y)
+    clients = test if isinstance(test, Clients) else Clients.of(test)  # type: ignore[arg-type]
+    return clients, (clients.x, clients.y)

@@ -1,0 +1,79 @@
+"""A working copy of a model: what local training runs, so that the model handed in never changes."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import ConfigError, nearest
+from sparing.core.protocols import Phase
+from sparing.core.tree import Tree
+from sparing.task.keyed import Step, recast
+
+
+class Working(NamedTuple):
+    module: nn.Module
+    step: Step
+    state: dict[str, Tensor]  # the module's own tensors, each once
+    alias: dict[str, str]  # every state_dict name -> the name in `state` under which that tensor stands
+    scratch: list[tuple[Tensor, Tensor]]  # buffers that are not in the state_dict, and what they start as
+    params: frozenset[str]  # of `state`: those that may be trained
+    channels_last: bool
+    device: torch.device
+
+
+def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: bool) -> Working:
+    module = copy.deepcopy(model).to(device).train()
+    step = recast(module, stacked, static)
+    last = not stacked and any(isinstance(layer, nn.Conv2d) for layer in module.modules())
+    if last:  # measured on one core: 1.1 to 1.35 times as fast
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    alias, state, seen = {}, {}, {}
+    for name, x in module.state_dict(keep_vars=True).items():
+        alias[name] = seen.setdefault(id(x), name)
+        state.setdefault(alias[name], x)
+    scratch = [(x, x.clone()) for x in module.buffers() if id(x) not in seen]
+    params = frozenset(name for name, x in state.items() if isinstance(x, nn.Parameter) and x.requires_grad)
+    return Working(module, step, state, alias, scratch, params, last, device)
+
+
+def trained(work: Working, phase: Phase) -> list[str]:
+    """Names in `work.state` that move in this phase; parameters frozen by the model's author never do."""
+    names = {name for name in work.alias if isinstance(work.state[work.alias[name]], nn.Parameter)}
+    for name in sorted((phase.trains or frozenset()) - names):
+        raise ConfigError(f"trains: the model has no parameter {name!r}: {nearest(name, names)}")
+    chosen = names if phase.trains is None else phase.trains
+    wanted = {work.alias[name] for name in chosen}
+    return [name for name in work.state if name in wanted and name in work.params]
+
+
+@torch.no_grad()
+def load(work: Working, tree: Tree, k: int) -> None:
+    """Put client k's row into the module."""
+    for name, x in work.state.items():
+        x.copy_(tree[name][k if tree[name].shape[0] > 1 else 0])
+    for x, first in work.scratch:
+        x.copy_(first)
+
+
+@torch.no_grad()
+def save(work: Working, tree: Tree, k: int) -> None:
+    """Write the module's state into row k, under every name."""
+    for name, own in work.alias.items():
+        tree[name][k].copy_(work.state[own])
+
+
+def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:
+    """These samples in fresh memory, as the module likes them laid out."""
+    x = x.index_select(0, places).to(work.device)
+    return x.contiguous(memory_format=torch.channels_last) if work.channels_last and x.ndim == 4 else x
+
+
+def check_names(model: nn.Module, tree: Tree) -> None:
+    state = model.state_dict()
+    for name, x in state.items():
+        if name not in tree:
+            raise ConfigError(f"start lacks {name!r}, which the model has: {nearest(name, tree)}")
+        if tree[name].shape[1:] != x.shape:
+            raise ConfigError(f"start has {name!r} of shape {tuple(tree[name].shape[1:])}, the model {tuple(x.shape)}")

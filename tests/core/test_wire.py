@@ -1,0 +1,305 @@
+"""The wire: golden bytes, every refusal, every sender's mistake, the memory cap."""
+
+import importlib.util
+import sys
+import tracemalloc
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparing.core import index
+from sparing.core.errors import WireError
+from sparing.core.index import Reader
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
+from sparing.core.wire import dense, fingerprint, from_bytes, nbytes, schema_of, sizes, to_bytes
+
+HEAD = 13
+FUZZER = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
+
+
+def bools(text: str) -> torch.Tensor:
+    return torch.tensor([[c == "1" for c in text]])
+
+
+def at(n: int, *places: int) -> np.ndarray:
+    bits = np.zeros(n, bool)
+    bits[list(places)] = True
+    return bits
+
+
+def sealed(schema: Schema, *sections: bytes) -> bytes:
+    """Bytes with a true header around sections made by hand."""
+    body = b"".join(index.varint(len(s)) + s for s in sections)
+    data = b"SPAR\x01" + fingerprint(schema) + index.varint(len(body)) + body
+    return data + zlib.crc32(data).to_bytes(4, "little")
+
+
+def resealed(data: bytes) -> bytes:
+    return data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
+
+
+# ----------------------------------------------------------------------------------------------------- golden bytes
+
+CODES = Leaf(torch.tensor([[-4, 3, 0, 0]], dtype=torch.int8), bools("1111"), (bools("1100"),), torch.ones(1, 1), 3, True)
+RICE = Leaf(torch.arange(400.0).reshape(1, 400) == 399, None, (torch.arange(400)[None] == 399,))
+FILTERS = Leaf(
+    torch.tensor([[[1, 0], [0, 0]]]), None, (torch.tensor([[[True], [False]]]), torch.tensor([[[True, False]]]))
+)
+GOLDEN = {
+    "nothing": (Parcel({}, {}), "7d1fc208fafa14500100" + "53351a79"),
+    "dense": (
+        Parcel({"w": Leaf(torch.tensor([[1.0, -2.0]]))}, {"n": torch.tensor([20.0])}),
+        "",
+    ),
+    "half": (Parcel({"w": Leaf(torch.tensor([1.0], dtype=torch.bfloat16))}, {"l": torch.tensor([[1.0, 0.5]])}), ""),
+    "codes": (Parcel({"w": CODES}, {}), ""),
+    "sign": (Parcel({"w": Leaf(torch.tensor([[1, -1, 1]], dtype=torch.int8), bits=torch.tensor([1]))}, {}), ""),
+    "rice": (Parcel({"w": RICE}, {}), ""),
+    "filters": (Parcel({"w": FILTERS}, {}), ""),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_the_format_does_not_drift(name: str) -> None:
+    parcel, golden = GOLDEN[name]
+    assert to_bytes(parcel, 0).hex() == "5350415201" + golden
+    from_bytes(bytes.fromhex("5350415201" + golden), schema_of(parcel))
+
+
+@pytest.mark.parametrize(
+    ("bits", "golden"),
+    [
+        (at(0), "00"),
+        (at(3, 0, 1, 2), "00"),
+        (at(3), "01"),
+        (at(10, 0, 9), "020102"),
+        (at(1000, 3, 500), "030702033811"),
+        (at(100, *range(20)), "030014ffff0f"),
+        (at(70_000, 69_999), "03100100"),
+    ],
+)
+def test_index_codes(bits: np.ndarray, golden: str) -> None:
+    data = b"".join(index.encode(bits))
+    assert data.hex() == golden
+    assert int(index.sizes(torch.from_numpy(bits), torch.tensor([len(bits)])).size) == len(data) - 1
+    reader = Reader(memoryview(data))
+    assert (index.decode(reader, len(bits)) == bits).all()
+    assert not reader.left
+
+
+@pytest.mark.parametrize("density", [1e-5, 1e-3, 0.03, 0.3, 0.39, 0.45])
+def test_long_indices_cross_blocks(density: float) -> None:
+    bits = np.random.default_rng(0).random(5 * index.BLOCK + 77) < density
+    data = b"".join(index.encode(bits))
+    assert (index.decode(Reader(memoryview(data)), len(bits)) == bits).all()
+    assert int(index.sizes(torch.from_numpy(bits), torch.tensor([len(bits)])).size) == len(data) - 1
+
+
+def test_rice_comes_close_to_the_entropy() -> None:
+    bits = np.random.default_rng(0).random(1_000_000) < 0.01
+    assert len(b"".join(index.encode(bits))) * 8 < 0.0825 * len(bits)  # the entropy is 0.0808 bits a position
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_packed_codes_of_every_width(width: int) -> None:
+    codes = np.random.default_rng(width).integers(0, 1 << width, 2 * index.BLOCK + 5).astype(np.uint8)
+    raw = index.pack(codes, width)
+    assert len(raw) == index.packed_size(len(codes), width)
+    assert (index.unpack(raw, width, len(codes)) == codes).all()
+    assert (index.unpack_some(raw, width, 13, 30) == codes[13:43]).all()
+
+
+def test_what_the_bytes_are_spent_on() -> None:
+    parcel = Parcel({"w": CODES}, {"n": torch.ones(1)})
+    parts = {name: int(x) for name, x in sizes(parcel).items()}
+    assert parts == {"value": 1, "index": 1, "scale": 4, "header": 23, "notes": 4}
+    assert int(nbytes(parcel)) == 33
+
+
+def test_masks_outside_what_is_alive_are_left_out() -> None:
+    scope, wide = bools("110000000000"), bools("101111111111")
+    value = torch.ones(1, 12)
+    parcel = Parcel({"w": Leaf(value, scope, (wide,))}, {})
+    got = from_bytes(to_bytes(parcel, 0), schema_of(parcel)).leaves["w"]
+    assert got.keep[0].equal(scope & wide)
+    assert got.value.equal((scope & wide).float())
+
+
+def test_the_hash_covers_the_layout_and_not_the_masks() -> None:
+    base = Schema({"w": Spec((4,))}, {"n": 1}, "round 1")
+    assert fingerprint(base) == fingerprint(base._replace(leaves={"w": Spec((4,), scope=bools("1000"))}))
+    others = [
+        base._replace(about="round 2"),
+        base._replace(notes={"n": 2}),
+        *(
+            base._replace(leaves=leaves)
+            for leaves in (
+                {"v": Spec((4,))},
+                {"w": Spec((2, 2))},
+                {"w": Spec((4,), torch.float16)},
+                {"w": Spec((4,), told=True)},
+                {"w": Spec((4,), grains=((4,),))},
+                {"w": Spec((4,), scales=1)},
+            )
+        ),
+    ]
+    assert len({fingerprint(s) for s in [base, *others]}) == 9
+
+
+# -------------------------------------------------------------------------------------------------------- refusals
+
+ONE = Schema({"w": Spec((2,))}, {"n": 1}, "round 3")
+GOOD = sealed(ONE, bytes(8), bytes(4))
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "truncated: 0 bytes"),
+        (GOOD[:17], "truncated: 17 bytes, no parcel has less than 18; send it again"),
+        (GOOD[:-1], "truncated: 14 bytes of body promised, 13 came"),
+        (GOOD + b"\0", "1 bytes behind the parcel; pass exactly one parcel"),
+        (b"PK\3\4" + GOOD[4:], "not a parcel: it begins with 504b0304, not 53504152"),
+        (GOOD[:4] + b"\2" + GOOD[5:], "wire version 2, this side reads 1; install the same sparing"),
+        (GOOD[:-9] + b"\1" + GOOD[-8:], "damaged on the way; send it again"),
+        (GOOD[:5] + b"\0" + GOOD[6:], "damaged on the way"),
+        (resealed(GOOD[:5] + bytes(8) + GOOD[13:]), r"schema hash 0{16}, expected .* \(round 3\); start both from"),
+        (resealed(GOOD[:13] + b"\x8e\0" + GOOD[14:]), "body length 14 is written with more bytes than it needs"),
+        (GOOD[:13] + b"\xff" * 10 + GOOD[14:], "body length has more than 9 bytes"),
+        (sealed(ONE, bytes(8)), r"notes, offset 23: section length needs 1 bytes, 0 are left"),
+        (sealed(ONE, bytes(7), bytes(4)), r"leaf 0 \(w\), offset 15: 7 bytes of values, 2 of them need 8"),
+        (sealed(ONE, bytes(9), bytes(4)), "9 bytes of values, 2 of them need 8"),
+        (sealed(ONE, bytes(8), bytes(3)), "notes, offset 24: note needs 4 bytes, 3 are left"),
+        (sealed(ONE, bytes(8), bytes(5)), "notes, offset 28: 1 bytes too many"),
+        (sealed(ONE, bytes(8), bytes(4), b""), "header, offset 28: 1 bytes too many"),
+        (resealed(GOOD[:14] + b"\x7f" + GOOD[15:]), "section needs 127 bytes, 13 are left"),
+    ],
+)
+def test_what_is_not_a_parcel(data: bytes, sentence: str) -> None:
+    from_bytes(GOOD, ONE)
+    with pytest.raises(WireError, match=sentence):
+        from_bytes(data, ONE)
+
+
+@pytest.mark.parametrize(
+    ("spec", "section", "sentence"),
+    [
+        (Spec((3,), torch.bool), "000201", "a bool of 2, must be 0 or 1"),
+        (Spec((3,), torch.int8), "00", "codes of 0 bits, must be 1 to 8"),
+        (Spec((3,), torch.int8), "0900000000", "codes of 9 bits"),
+        (Spec((3,), torch.int8), "0180", "padding after codes is 0x10, must be zero"),
+        (Spec((3,), torch.int8, scales=1), "010000", "scale needs 4 bytes, 2 are left"),
+        (Spec((3,), torch.uint8, told=True), "04", "index code 4, known are 0 to 3"),
+        (Spec((0,), torch.uint8, told=True), "01", "an empty universe is written as 'all'"),
+        (Spec((9,), torch.uint8, told=True), "0255", "bitmap needs 2 bytes, 1 are left"),
+        (Spec((9,), torch.uint8, told=True), "025502", "padding after bitmap is 0x1"),
+        (Spec((9,), torch.uint8, told=True), "020000", "a bitmap where index code 1 is shorter"),
+        (Spec((9,), torch.uint8, told=True), "02ff01", "a bitmap where index code 0 is shorter"),
+        (Spec((100,), torch.uint8, told=True), "02" + "ffff0f" + "00" * 10, "a bitmap where index code 3 is shorter"),
+        (Spec((100,), torch.uint8, told=True), "030000", "Rice count 0 of 100 positions"),
+        (Spec((100,), torch.uint8, told=True), "030064", "Rice count 100 of 100 positions"),
+        (Spec((100,), torch.uint8, told=True), "030081" + "00", "Rice count 1 is written with more bytes"),
+        (Spec((100,), torch.uint8, told=True), "03ff01", "1 gaps with 255 low bits is no shorter than a bitmap"),
+        (Spec((100,), torch.uint8, told=True), "030740", "64 gaps with 7 low bits is no shorter than a bitmap"),
+        (Spec((100,), torch.uint8, told=True), "030501", "Rice low bits needs 1 bytes, 0 are left"),
+        (Spec((100,), torch.uint8, told=True), "030501e100", "padding after Rice low bits is 0x7"),
+        (Spec((100,), torch.uint8, told=True), "0305010100", "the unary part ends after 0 of 1 gaps"),
+        (Spec((100,), torch.uint8, told=True), "0305010110", "a gap leads beyond the 100 positions"),
+        (Spec((100,), torch.uint8, told=True), "0305010808", "position 104 of 100"),
+        (Spec((100,), torch.uint8, told=True), "0305010805", "padding after the unary part must be zero"),
+        (Spec((100,), torch.uint8, told=True), "0305010801" + "07", "Rice parameter 5, must be 3"),
+        (Spec((50,), torch.uint8, told=True), "03000101" + "00" * 9, "9 bytes of values, 1 of them need 1"),
+        (Spec((50,), torch.uint8, told=True), "0301040f" + "0000000080", "Rice index of 8 bytes, a bitmap has 7"),
+        (Spec((4,), torch.uint8, grains=((2,),)), "00", ""),
+    ],
+)
+def test_sections_that_nobody_wrote(spec: Spec, section: str, sentence: str) -> None:
+    if not sentence:
+        pytest.skip("a grain that does not broadcast is the receiver's own mistake")
+    schema = Schema({"w": spec}, {})
+    with pytest.raises(WireError, match=r"leaf 0 \(w\), offset \d+: .*" + sentence):
+        from_bytes(sealed(schema, bytes.fromhex(section), b""), schema)
+
+
+def test_every_truncation_and_every_flip_is_refused() -> None:
+    parcel = Parcel({"w": CODES, "r": RICE, "f": FILTERS}, {"n": torch.ones(1)})
+    data, schema = to_bytes(parcel, 0), schema_of(parcel)
+    for n in range(len(data)):
+        with pytest.raises(WireError):
+            from_bytes(data[:n], schema)
+    for bit in range(8 * len(data)):
+        bad = bytearray(data)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(WireError):
+            from_bytes(bad, schema)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "sentence"),
+    [
+        (Leaf(torch.zeros(1, 2, dtype=torch.complex64)), "a leaf of torch.complex64; convert it, the wire knows bfloat16"),
+        (Leaf(torch.zeros(1, 2), keep=(torch.ones(1, 3) > 0,)), r"mask of shape \(1, 3\) for a value \(1, 2\)"),
+        (Leaf(torch.zeros(1, 2), scope=torch.ones(1) > 0), r"mask of shape \(1,\) for a value"),
+        (Leaf(torch.zeros(1, 2), keep=(torch.ones(1, 2),)), "a torch.float32 mask"),
+        (Leaf(torch.zeros(1, 2), scale=torch.ones(1, 2).double()), "scale is torch.float64"),
+        (Leaf(torch.zeros(1, 2, dtype=torch.int8)), "codes of 32 bits; set bits to 1 .. 8"),
+        (Leaf(torch.tensor([[4, 0]], dtype=torch.int8), bits=3), "codes from 0 to 4 do not fit 3 bits; clamp"),
+        (Leaf(torch.tensor([[1, 0]], dtype=torch.int8), bits=1), "codes from 0 to 1 do not fit 1 bits"),
+    ],
+)
+def test_what_a_sender_may_get_wrong(leaf: Leaf, sentence: str) -> None:
+    with pytest.raises(WireError, match=sentence):
+        to_bytes(Parcel({"w": leaf}, {}), 0)
+
+
+def test_notes_and_clients_a_sender_may_get_wrong() -> None:
+    with pytest.raises(WireError, match=r"note 'n' is torch.int64: notes travel as float32, call .float\(\)"):
+        to_bytes(Parcel({}, {"n": torch.tensor([3])}), 0)
+    with pytest.raises(WireError, match="client 2 of a parcel of 2: count from 0"):
+        to_bytes(Parcel({}, {"n": torch.ones(2)}), 2)
+
+
+def test_floats_arrive_with_every_bit() -> None:
+    odd = torch.tensor([[0x7FC00001, 0x7F800001, -0x80000000, 0xFF]]).to(torch.int32).view(torch.float32)
+    parcel = Parcel({"w": Leaf(odd)}, {})
+    got = from_bytes(bytearray(to_bytes(parcel, 0)), schema_of(parcel)).leaves["w"].value
+    assert got.view(torch.int32).equal(odd.view(torch.int32))
+    got += 1  # it owns its memory
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("density", [0.01, 0.39, 0.6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8, torch.int8])
+def test_decoding_stays_below_twice_the_dense_size(dtype: torch.dtype, density: float) -> None:
+    shape = (1500, 2000)
+    rng = torch.Generator().manual_seed(0)
+    scope = torch.rand(1, *shape, generator=rng) < 0.8
+    rows = torch.rand(1, 1500, 1, generator=rng) < 0.9
+    keep = (torch.rand(1, *shape, generator=rng) < density) & scope & rows
+    parcel = Parcel({"w": Leaf(keep.to(dtype), scope, (rows, keep), bits=8, told=density < 0.5)}, {})
+    data, schema = to_bytes(parcel, 0), schema_of(parcel)
+    tracemalloc.start()
+    try:
+        from_bytes(data, schema)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= 2 * dense(schema) + (4 << 20)
+
+
+def test_the_fuzzer_finds_nothing() -> None:
+    spec = importlib.util.spec_from_file_location("fuzz_wire", FUZZER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fuzz_wire"] = module  # its dataclasses look it up
+    spec.loader.exec_module(module)
+    report = module.fuzz(count=2000, seed=1)
+    assert report.crashes == 0
+    assert report.reached > 0.3 * report.count
+    assert report.valid + report.refused == report.count
