@@ -13,22 +13,14 @@ from torch import Tensor
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, cleared, row
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 
-DTYPES = [
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.int8,
-]
-SHAPES = [(), (0,), (3, 0), (1,), (9,), (300,), (8, 5), (4, 3, 2, 2), (6, 1, 3, 3)]
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+WHOLE = [torch.int64, torch.int32, torch.uint8, torch.bool]
+DTYPES = [*FLOATS, *WHOLE, *[torch.int8] * 4]
+SHAPES = [(), (0,), (3, 0), (1,), (9,), (300,), (2500,), (8, 5), (4, 3, 2, 2), (6, 1, 3, 3)]
 
 
 def some_mask(draw: Callable, rng: torch.Generator, rows: int, shape: tuple[int, ...]) -> Tensor:
-    density = draw(st.sampled_from([0.0, 0.003, 0.05, 0.2, 0.39, 0.5, 0.9, 1.0]))
+    density = draw(st.sampled_from([0.0, 0.002, 0.05, 0.2, 0.39, 0.5, 0.9, 1.0]))
     return torch.rand(rows, *shape, generator=rng) < density
 
 
@@ -62,7 +54,7 @@ def leaves(draw: Callable, k: int) -> Leaf:
         alive = mask if alive is None else alive & mask
         keep.append(mask)
     rows = max([draw(axis)] + ([] if alive is None else [len(alive)]))
-    bits = torch.randint(1, 9, (rows if draw(st.booleans()) else 1,), generator=rng)
+    bits = torch.tensor([draw(st.integers(1, 8)) for _ in range(rows if draw(st.booleans()) else 1)])
     value = cleared(some_value(rng, rows, shape, dtype, bits), alive).expand(rows, *shape)
     scale = torch.randn(draw(axis), draw(st.integers(1, 4)), generator=rng) if draw(st.booleans()) else None
     width = (int(bits[0]) if len(bits) == 1 and draw(st.booleans()) else bits) if dtype == torch.int8 else 32
@@ -119,7 +111,7 @@ def assert_same(got: Parcel, want: Parcel) -> None:
         assert same(got.notes[name], note)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(parcels())
 def test_the_size_is_true_to_the_byte(drawn: tuple[Parcel, int]) -> None:
     parcel, k = drawn
@@ -131,7 +123,7 @@ def test_the_size_is_true_to_the_byte(drawn: tuple[Parcel, int]) -> None:
     assert all(x.shape == (k,) and bool((x >= 0).all()) for x in parts.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(parcels(), st.text(max_size=8))
 def test_what_arrives_is_what_was_sent(drawn: tuple[Parcel, int], about: str) -> None:
     parcel, k = drawn

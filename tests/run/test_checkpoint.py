@@ -62,6 +62,13 @@ def test_other_readers_agree(tmp_path):
     assert sha256(back) == sha256(tensors)
 
 
+def test_every_tensor_is_aligned():
+    entries = checkpoint.placed(some_tensors())
+    for entry in entries.values():
+        assert entry["data_offsets"][0] % DTYPES[entry["dtype"]].itemsize == 0
+    assert len(checkpoint.header(entries, "{}", checkpoint.BLANK)) % 8 == 0
+
+
 def test_views_are_saved_as_they_look(tmp_path):
     x = torch.arange(12.0).reshape(3, 4)
     tensors = {

@@ -233,6 +233,12 @@ def rounds(folder, how):
     )
 
 
+def wait_for(path, run):
+    while not path.exists():
+        assert run.poll() is None, "the process ended by itself"
+        time.sleep(0.001)
+
+
 def replayed(last):
     """What round `last` must have left behind, worked out in memory."""
     w, n = torch.zeros(200), torch.zeros(200, dtype=torch.int64)
@@ -246,12 +252,11 @@ def replayed(last):
 def test_killed_at_any_moment_the_last_checkpoint_comes_back(tmp_path):
     template = {"w": torch.zeros(1, 3000), "n": torch.zeros(1, dtype=torch.int64)}
     draw, last = random.Random(time.time_ns()), 0
-    for attempt in range(4):
+    for attempt in range(3):
         with rounds(tmp_path, "resume" if attempt else "fresh") as run:
             assert run.stdout is not None
             assert run.stdout.readline() == b"ready\n"
-            while not (tmp_path / "last").exists():
-                time.sleep(0.001)
+            wait_for(tmp_path / "last", run)
             time.sleep(draw.uniform(0, 0.25))
             run.send_signal(signal.SIGKILL)
         saved, meta = load(tmp_path / "last")
@@ -269,33 +274,43 @@ def test_killed_at_any_moment_the_last_checkpoint_comes_back(tmp_path):
 
 def test_two_processes_do_not_share_a_file(tmp_path):
     with rounds(tmp_path, "fresh") as run:
-        while not (tmp_path / "last").exists():
-            time.sleep(0.001)
+        wait_for(tmp_path / "last", run)
         bank = SlotBank(tmp_path / "clients.slots", TEMPLATE, 200)
-        with pytest.raises(CheckpointError, match="in use by another process"):
-            bank.write(torch.tensor([1]), rows_of(1, 1))
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match="in use by another process"):
+                bank.write(torch.tensor([1]), rows_of(1, 1))
         run.send_signal(signal.SIGKILL)
     bank.write(torch.tensor([1]), rows_of(1, 1))
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads memory in use from /proc")
-def test_time_and_memory_of_a_round_do_not_depend_on_the_clients(tmp_path):
+def test_time_and_memory_of_a_round_do_not_depend_on_the_clients(tmp_path, one_thread):
     spent = {}
     for clients in (1_000, 100_000):
         bank = SlotBank(tmp_path / str(clients), {"w": torch.zeros(1, 250)}, clients)
         draw, times, before = torch.Generator().manual_seed(0), [], resident()
-        for _ in range(200):
+        for number in range(200):
             ids = torch.randint(clients, (400,), generator=draw).unique()[:100]
             start = time.perf_counter()
             rows = bank.read(ids)
             bank.write(ids, {"w": rows["w"] + 1})
             times.append(time.perf_counter() - start)
-            save(tmp_path / "last", bank.state(), {})
-            bank.committed()
+            if number % 10 == 0:
+                save(tmp_path / "last", bank.state(), {})
+                bank.committed()
         spent[clients] = sorted(times)[100]
         assert sorted(times[-50:])[25] < 4 * sorted(times[:50])[25] + 1e-3
         assert resident() - before < 64 << 20
     assert spent[100_000] < 4 * spent[1_000] + 1e-3
+
+
+@pytest.fixture
+def one_thread():
+    """Threads that wait for each other on a busy machine are not what is timed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def resident():

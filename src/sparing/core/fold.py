@@ -19,8 +19,8 @@ from sparing.core.tree import Tree
 
 BLOCK = 1 << 16
 REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
-COUNTS = 2.0**40  # largest update of an integer tensor
-WEIGHT_GRID = 2.0**-40
+COUNTS = 2.0**32  # largest update of an integer tensor
+WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
 
 
 class Grid:
@@ -42,18 +42,22 @@ class Grid:
         return torch.round(weight_K.double() / self.scale / WEIGHT_GRID) * WEIGHT_GRID
 
     def check(self, name: str, update: Tensor, arrival: Arrival) -> None:
-        """Every update must be finite and within the grid; min and max carry NaN along, so one pass sees both."""
-        if not update.numel():
+        """Every update must be finite and within the grid."""
+        if size_of(update) <= self.limit[name]:
             return
-        low, high = torch.aminmax(update.reshape(update.shape[0], -1), dim=1)
-        size = torch.maximum(low.double().abs(), high.double().abs())
-        bad = ~(size <= self.limit[name])
-        if bool(bad.any()):
-            k = int(bad.nonzero()[0])
-            raise TrainingError(
-                f"client {int(arrival.ctx.ids[k])} sent an update of size {float(size[k]):.3g} for {name!r} in round "
-                f"{arrival.ctx.round}, beyond {self.limit[name]:.3g}; lower local.lr or set local.clip"
-            )
+        k = next(k for k, x in enumerate(update) if not size_of(x) <= self.limit[name])
+        raise TrainingError(
+            f"client {int(arrival.ctx.ids[k])} sent an update of size {size_of(update[k]):.3g} for {name!r} in round "
+            f"{arrival.ctx.round}, beyond {self.limit[name]:.3g}; lower local.lr or set local.clip"
+        )
+
+
+def size_of(x: Tensor) -> float:
+    """The largest magnitude; NaN if there is one, since min and max carry it along."""
+    if not x.numel():
+        return 0.0
+    low, high = torch.aminmax(x)
+    return float(torch.maximum(-low.double(), high.double()))
 
 
 def power_above(x: float) -> float:
@@ -63,7 +67,7 @@ def power_above(x: float) -> float:
 def largest_update(x: Tensor) -> float:
     if not x.is_floating_point():
         return COUNTS
-    return REACH * power_above(float(x.abs().max()) if x.numel() else 1.0)
+    return REACH * power_above(size_of(x))
 
 
 class Roll:
@@ -191,9 +195,10 @@ class Collect:
 def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:
     """total += sum_k round(share_k * update_k), block by block so that a block stays in cache.
 
-    Adding and subtracting 3 * limit leaves a float64 of at most `limit` rounded to multiples of limit * 2^-51.
+    Adding and subtracting 3 * limit leaves a float64 of at most `limit` rounded to multiples of limit * 2^-51. A share
+    times a float32 is exact, so it makes no difference whether the device fuses the product with the addition.
     """
-    flat, magic, shares = total.view(-1), 3 * limit, share_K.tolist()
+    flat, magic, shares = total.view(-1), total.new_tensor(3 * limit), share_K.tolist()
     update = update.reshape(update.shape[0], -1).expand(len(shares), -1)
     term = torch.empty(min(BLOCK, flat.numel()), dtype=torch.float64, device=total.device)
     for start in range(0, flat.numel(), BLOCK):
@@ -201,4 +206,8 @@ def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> 
         block = term[: into.numel()]
         for k, share in enumerate(shares):
             block.copy_(update[k, start : start + BLOCK])
-            into.add_(block.mul_(share).add_(magic).sub_(magic))
+            if update.dtype == torch.float32:
+                torch.add(magic, block, alpha=share, out=block)
+            else:
+                block.mul_(share).add_(magic)
+            into.add_(block.sub_(magic))

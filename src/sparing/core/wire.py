@@ -133,7 +133,7 @@ def write_leaf(name: str, leaf: Leaf) -> list[Buffer]:
     if leaf.value.dtype == CODES:
         width = int(leaf.bits)
         return [*pieces, bytes([width]), *scale, pack(to_codes(name, sent, width), width)]
-    return [*pieces, *scale, sent.astype(stored(leaf.value.dtype), copy=False).view(np.uint8).data]
+    return [*pieces, *scale, sent.astype(stored(leaf.value.dtype, name), copy=False).view(np.uint8).data]
 
 
 def write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
@@ -152,20 +152,20 @@ def write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
     return pieces, alive
 
 
-def stored(dtype: torch.dtype) -> np.dtype:
+def stored(dtype: torch.dtype, where: str) -> np.dtype:
     """How values of a dtype lie in memory and on the wire; codes are packed on their way."""
     if dtype == CODES:
         return np.dtype(np.int8)
     if dtype not in RAW:
         known = ", ".join(sorted(str(d).removeprefix("torch.") for d in (*RAW, CODES)))
-        raise WireError(f"a leaf of {dtype}; convert it, the wire knows {known}")
+        raise WireError(f"{where} is {dtype}; convert it, the wire knows {known}")
     return np.dtype(RAW[dtype])
 
 
 def check(name: str, leaf: Leaf) -> None:
     """What a sender may get wrong about a leaf, said before any byte is written."""
     shape = leaf.value.shape
-    stored(leaf.value.dtype)
+    stored(leaf.value.dtype, f"leaf {name!r}")
     for mask in (*leaf.keep, *([] if leaf.scope is None else [leaf.scope])):
         fits = mask.ndim == len(shape) and all(m in (1, s) for m, s in zip(mask.shape[1:], shape[1:], strict=True))
         if mask.dtype != torch.bool or not fits:
@@ -299,7 +299,7 @@ def narrowed(alive: np.ndarray | None, mask: np.ndarray, shape: tuple[int, ...])
 
 def read_value(reader: Reader, spec: Spec, alive: np.ndarray | None, width: int) -> Tensor:
     """Zeros, and the rest of the section where values were sent."""
-    n, kind = math.prod(spec.shape), stored(spec.dtype)
+    n, kind = math.prod(spec.shape), stored(spec.dtype, reader.where)
     count = n if alive is None else int(np.count_nonzero(alive))
     size = packed_size(count, width) if spec.dtype == CODES else count * kind.itemsize
     if reader.left != size:

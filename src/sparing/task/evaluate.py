@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from sparing.core.tree import Tree, rows
 from sparing.task.clients import Clients
 from sparing.task.losses import Loss, accuracy
-from sparing.task.still import one_thread, own_rng
+from sparing.task.still import intra_op, own_rng
 from sparing.task.working import Working, check_names, gathered, load, working_copy
 
 BATCH = 512
@@ -33,7 +33,7 @@ def evaluate(
     count = data.count[ids]
     right, lost = torch.zeros(k, dtype=torch.float64), torch.zeros(k, dtype=torch.float64)
     work = frozen_copy(model, models, static)
-    with torch.no_grad(), own_rng(work.device), one_thread():
+    with torch.no_grad(), own_rng(work.device), intra_op(1):
         if rows(models) == 1 and not static:
             load(work, models, 0)
             owner = torch.arange(k).repeat_interleave(count)

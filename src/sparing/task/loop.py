@@ -21,7 +21,7 @@ from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.losses import Loss
 from sparing.task.optim import fresh, update
-from sparing.task.still import one_thread, own_rng, seed_all
+from sparing.task.still import own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, trained, working_copy
 
 SEED_BITS = (1 << 63) - 1
@@ -56,7 +56,7 @@ def loop(
     }
     static = local.buffers == "static"
     works = [working_copy(model, device, stacked=False, static=static) for _ in range(max(1, min(threads, len(ids))))]
-    with one_thread(), own_rng(device):
+    with own_rng(device):
         if len(works) > 1:
             losses = together(job, works, after)
             if losses is not None:
@@ -142,5 +142,5 @@ def gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
 def diverged(value: float, client: int, round: int, phase: int, step: int, at: Phase) -> TrainingError:
     return TrainingError(
         f"client {client}, round {round}: the training loss became {value} at step {step + 1} of phase {phase + 1} "
-        f"(lr {at.lr}, clip {at.clip}): lower lr or set clip"
+        f"(lr {at.lr:g}, clip {at.clip}): lower lr or set clip"
     )

@@ -19,10 +19,10 @@ def own_rng(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """One intra-op thread: sums over several are not the same bits, and clients are what there is plenty of."""
+def intra_op(threads: int) -> Iterator[None]:
+    """So many threads within one operation. With one, sums have the same bits on any machine of its kind."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:

@@ -1,0 +1,158 @@
+"""The command line: `sparing run`, `resume`, `methods`, `demo`.
+
+A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says how to go on; a bug shows its traceback.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+import sparing
+from sparing.core.errors import SparingError
+from sparing.core.registry import known
+from sparing.run.config import load_study
+from sparing.run.results import Result
+from sparing.run.start import resume as continue_run
+from sparing.run.start import start
+from sparing.ui import demo as demonstration
+from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
+from sparing.ui.live import Progress, watching
+from sparing.ui.text import method_name, options, print_methods, print_result
+
+
+class Polite(TyperGroup):
+    """Turns what the library refuses into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SparingError as error:
+            complain(" ".join(str(error).splitlines()))
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            complain("stopped")
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Polite,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sparing {sparing.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def top(
+    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="And exit.")] = False,
+) -> None:
+    """Federated learning that sends only what matters.
+
+    \b
+    sparing demo                                 see what sending less costs, in half a minute
+    sparing methods                              what there is to combine
+    sparing run method=psfed+int8 rounds=30      train
+    """
+
+
+@app.command()
+def run(
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="STUDY.yaml|key=value", help="A study file, and changes to it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TASK-METHOD-SEED]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train, and write a run folder.
+
+    \b
+    sparing run                                  every key has a default
+    sparing run study.yaml rounds=50 local.lr=0.1 --out runs/first
+    sparing run 'method=[psfed, {topk: {ratio: 0.05}}, int8]' sample=5
+    """
+    path, overrides = split_items(items or [])
+    study = load_study(path, overrides)
+    folder = out or free_folder(study)
+    progress = Progress(method_name(study.method), study.rounds)
+    finish(folder, progress, as_json, lambda loggers: start(study, out=folder, loggers=loggers))
+
+
+@app.command()
+def resume(folder: Annotated[Path, typer.Argument(help="A run folder.")], as_json: AsJson = False) -> None:
+    """Continue the run in a folder from its last checkpoint.
+
+    \b
+    sparing resume runs/digits-fedavg-0
+    """
+    study = study_of(folder)
+    progress = Progress(method_name(study.method), study.rounds, earlier_rounds(folder))
+    finish(folder, progress, as_json, lambda loggers: continue_run(folder, loggers=loggers))
+
+
+@app.command()
+def methods(as_json: AsJson = False) -> None:
+    """List every method: what it does, its options, its paper."""
+    entries = list(known().values())
+    if as_json:
+        print_json([{"name": e.name, "about": e.about, "options": options(e), "paper": e.paper} for e in entries])
+    else:
+        print_methods(entries, Console())
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, the model and every draw.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """FedAvg against seven ways to send less, on handwritten digits."""
+    if as_json:
+        print_json(demonstration.as_json(demonstration.silent(rounds, seed)))
+        return
+    console = Console()
+    demonstration.demo(rounds, seed, console)
+    demonstration.print_footer(rounds, console)
+
+
+def finish(folder: Path, progress: Progress, as_json: bool, go: Any) -> None:
+    """Run to the end under the eyes of the user, then say what came of it."""
+    console = Console()
+    try:
+        if as_json:
+            result: Result = go(())
+        else:
+            with watching(progress, console) as logger:
+                result = go((logger,))
+    except KeyboardInterrupt:
+        complain(f"stopped; {where_it_stands(folder, progress.rounds)}")
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json({**result.summary, "folder": str(folder)})
+    else:
+        print_result(result, str(folder), console)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def complain(text: str) -> None:
+    typer.echo(f"sparing: {text}", err=True)
+
+
+def main() -> None:
+    app()

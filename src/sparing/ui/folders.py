@@ -1,0 +1,65 @@
+"""What the command line needs to know of study files and run folders."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from sparing.core.errors import CheckpointError, ConfigError
+from sparing.run.checkpoint import verified_head
+from sparing.run.config import Study, study_from
+from sparing.run.folder import CHECKPOINT, CONFIG, ROUNDS, Folder
+from sparing.run.results import Record, row_read
+from sparing.ui.text import method_name
+
+
+def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The study file, if there is one, and the overrides, in whatever order they were typed.
+
+    >>> split_items(["rounds=5", "study.yaml", "seed=1"])
+    ('study.yaml', ['rounds=5', 'seed=1'])
+    """
+    overrides = [item for item in items if "=" in item and not Path(item).is_file()]
+    files = [item for item in items if item not in overrides]
+    if len(files) > 1:
+        raise ConfigError(f"{files[0]!r} and {files[1]!r} both look like study files; give one, the rest as key=value")
+    return (files[0] if files else None), overrides
+
+
+def free_folder(study: Study) -> Path:
+    """runs/TASK-METHOD-SEED, numbered from the second on."""
+    name = f"{study.task.data}-{method_name(study.method)}-{study.seed}"
+    names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
+    return next(path for path in names if not path.exists())
+
+
+def study_of(folder: Path) -> Study:
+    return study_from(Folder.open(folder)[1], str(folder / CONFIG))
+
+
+def saved_round(folder: Path) -> int:
+    """The round of the last checkpoint, 0 if there is none; only its header is read."""
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        return json.loads(verified_head(file, path)["__metadata__"]["meta"])["round"]
+
+
+def earlier_rounds(folder: Path) -> list[Record]:
+    """The records up to the last checkpoint."""
+    lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).exists() else []
+    return [row_read(line) for line in lines[1 : 1 + saved_round(folder)]]
+
+
+def where_it_stands(folder: Path, rounds: int) -> str:
+    """What to tell someone who stopped a run."""
+    try:
+        done = saved_round(folder)
+    except CheckpointError as error:
+        return str(error)
+    if not (folder / CONFIG).exists():
+        return "nothing was written yet"
+    saved = f"round {done} of {rounds} is saved" if done else "no round is saved yet"
+    return f"{saved}, go on with: sparing resume {shlex.quote(str(folder))}"

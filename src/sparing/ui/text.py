@@ -1,0 +1,88 @@
+"""How numbers and results are put into words."""
+
+import inspect
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparing.core.registry import Entry
+from sparing.run.results import Result
+
+HINT = """
+Combine them in order of execution, with options where you like:
+  sparing run method=psfed+topk+int8
+  sparing run 'method=[psfed, {topk: {ratio: 0.05}}]'"""
+
+
+def percent(share: float) -> str:
+    """A share as a percentage; a dash where nothing was measured.
+
+    >>> percent(0.9234), percent(float("nan"))
+    ('92.3 %', '-')
+    """
+    return f"{100 * share:.1f} %" if share == share else "-"
+
+
+def megabytes(count: int) -> str:
+    """Bytes in millions.
+
+    >>> megabytes(12_345_678)
+    '12.35'
+    """
+    return f"{count / 1e6:,.2f}"
+
+
+def method_name(method: Sequence[Any]) -> str:
+    """The list in a study as one word.
+
+    >>> method_name(["psfed", {"topk": {"ratio": 0.1}}])
+    'psfed+topk'
+    """
+    return "+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in method)
+
+
+def print_result(result: Result, folder: str, console: Console) -> None:
+    """What a run came to, and where it lies."""
+    rows = {
+        "accuracy": f"{percent(result.accuracy)} (best {percent(result.best_accuracy)})",
+        "personal accuracy": f"{percent(result.personal_accuracy)} (worst decile {percent(result.worst_decile)})",
+        "sent up": f"{megabytes(result.up_bytes)} MB",
+        "sent down": f"{megabytes(result.down_bytes)} MB",
+        "took": f"{result.rounds} rounds, {result.seconds:.1f} s",
+        "written to": folder,
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    console.print(f"[bold]{result.method}[/] on {result.task}", highlight=False)
+    console.print(grid)
+
+
+def options(entry: Entry) -> dict[str, Any]:
+    """The options of a recipe and their defaults."""
+    parameters = inspect.signature(entry.make).parameters.values()
+    return {p.name: None if p.default is p.empty else p.default for p in parameters}
+
+
+def print_methods(entries: Sequence[Entry], console: Console) -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for entry in entries:
+        grid.add_row(entry.name, entry.about)
+        if values := options(entry):
+            grid.add_row("", "  ".join(f"{name}={plain(value)}" for name, value in values.items()), style="cyan")
+        if entry.paper:
+            grid.add_row("", entry.paper, style="dim")
+    console.print(grid, highlight=False)
+    console.print(HINT, highlight=False, markup=False)
+
+
+def plain(value: Any) -> str:
+    """A default as it is written in a study file."""
+    return value if isinstance(value, str) else json.dumps(value)

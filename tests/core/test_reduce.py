@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparing.core.reduce import largest, square_norm, total
+
+values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70)
+
+
+@given(values, values)
+def test_rows_are_as_alone(a, b):
+    n = min(len(a), len(b))
+    x = torch.tensor([a[:n], b[:n]])
+    assert torch.equal(total(x)[1:], total(x[1:]))
+    np.testing.assert_allclose(total(x)[0], np.sum(np.array(a[:n], dtype=np.float64)), rtol=1e-12, atol=1e-6)
+
+
+def test_long_rows_are_as_alone_at_any_thread_count():
+    x = torch.randn(5, 200_001)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        many = total(x), square_norm(x)
+        torch.set_num_threads(1)
+        for k in range(5):
+            assert torch.equal(many[0][k : k + 1], total(x[k : k + 1]))
+            assert torch.equal(many[1][k : k + 1], square_norm(x[k : k + 1]))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_empty_row_sums_to_zero():
+    assert total(torch.zeros(3, 0)).tolist() == [0, 0, 0]
+
+
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.integers(0, 45))
+def test_largest_is_a_stable_sort_by_magnitude(x, k):
+    mask = largest(torch.tensor([x], dtype=torch.float32), k)[0].numpy()
+    order = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
+    want = np.zeros(len(x), dtype=bool)
+    want[[i for i in order if x[i] != 0]] = True
+    assert (mask == want).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
+def test_largest_takes_its_own_k_for_every_row(dtype):
+    x = torch.tensor([[5, 4, 3, 2], [5, 4, 3, 2], [1, 1, 1, 1]], dtype=dtype)
+    assert largest(x, torch.tensor([0, 3, 2])).int().tolist() == [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]

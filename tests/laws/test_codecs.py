@@ -1,0 +1,173 @@
+"""Laws of codecs: chains associate, lossless chains are the identity, feedback conserves, rows are as alone."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparing.core.codec import chain, feedback
+from sparing.core.parcel import Cut, Parcel, Schema, row, spec_of
+from sparing.core.tree import expand, take
+from sparing.core.wire import from_bytes, nbytes, to_bytes
+from sparing.parts import quant, sparse
+from support import make_ctx, small_layout, update_parcel, view_of
+
+LAYOUT = small_layout()
+FLOATS = LAYOUT.params
+
+CODECS = {
+    "topk": lambda: sparse.topk(LAYOUT, 0.1),
+    "topk model": lambda: sparse.topk(LAYOUT, 0.2, over="model"),
+    "topk quantile": lambda: sparse.topk(LAYOUT, 0.3, mode="quantile"),
+    "randk": lambda: sparse.randk(LAYOUT, 0.3),
+    "int8": lambda: quant.uniform(LAYOUT, 8),
+    "int8 stochastic": lambda: quant.uniform(LAYOUT, 8, stochastic=True),
+    "int3": lambda: quant.uniform(LAYOUT, 3),
+    "fp16": lambda: quant.half(LAYOUT, torch.float16),
+    "bf16": lambda: quant.half(LAYOUT, torch.bfloat16),
+    "topk+int8": lambda: chain(sparse.topk(LAYOUT, 0.1), quant.uniform(LAYOUT, 8)),
+    "int8+topk": lambda: chain(quant.uniform(LAYOUT, 8), sparse.topk(LAYOUT, 0.1)),
+    "topk+randk": lambda: chain(sparse.topk(LAYOUT, 0.3), sparse.randk(LAYOUT, 0.3)),
+    "randk+topk+fp16": lambda: chain(
+        sparse.randk(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.3), quant.half(LAYOUT, torch.float16)
+    ),
+}
+
+
+def scoped(k, seed, kind):
+    """Whole tensors, one mask for all, or one per client."""
+    if kind == "whole":
+        return {}
+    g = torch.Generator().manual_seed(seed)
+    rows = 1 if kind == "shared" else k
+    return {name: torch.rand(rows, *LAYOUT.shapes[name], generator=g) < 0.6 for name in LAYOUT.params}
+
+
+def equal(a: Parcel, b: Parcel):
+    assert a.leaves.keys() == b.leaves.keys()
+    for name, leaf in a.leaves.items():
+        other = b.leaves[name]
+        assert leaf.value.dtype == other.value.dtype
+        assert torch.equal(leaf.value, other.value), name
+        assert len(leaf.keep) == len(other.keep)
+        assert all(
+            torch.equal(x.expand_as(leaf.value), y.expand_as(leaf.value))
+            for x, y in zip(leaf.keep, other.keep, strict=True)
+        )
+        assert (leaf.scope is None) == (other.scope is None)
+        assert leaf.scope is None or torch.equal(leaf.scope.expand_as(leaf.value), other.scope.expand_as(leaf.value))
+        assert (leaf.scale is None) == (other.scale is None)
+        assert leaf.scale is None or torch.equal(leaf.scale, other.scale)
+
+
+everything = pytest.mark.parametrize("name", CODECS)
+masks = pytest.mark.parametrize("kind", ["whole", "shared", "per client"])
+
+
+@everything
+@masks
+def test_every_row_is_encoded_as_if_alone(name, kind):
+    codec, ctx = CODECS[name](), make_ctx([2, 5, 9])
+    parcel = update_parcel(LAYOUT, 3, scope=scoped(3, 1, kind))
+    state = expand(codec.init(LAYOUT), 3)
+    out, _ = codec.encode(parcel, state, view_of(ctx))
+    for k in range(3):
+        alone, _ = codec.encode(row(parcel, k), take(state, slice(k, k + 1)), view_of(ctx.at(slice(k, k + 1))))
+        equal(row(out, k), alone)
+
+
+@everything
+@masks
+def test_the_receiver_builds_the_schema_itself_and_decodes_what_was_sent(name, kind):
+    codec, ctx = CODECS[name](), make_ctx([2, 5, 9])
+    scope = scoped(3, 2, kind)
+    out, _ = codec.encode(update_parcel(LAYOUT, 3, scope=scope), codec.init(LAYOUT), view_of(ctx))
+    for k in range(3):
+        one = ctx.at(slice(k, k + 1))
+        cuts = {
+            n: Cut(scope[n] if scope[n].shape[0] == 1 else scope[n][k : k + 1]) if n in scope else Cut()
+            for n in LAYOUT.shapes
+        }
+        plain = Schema(
+            {n: spec_of(LAYOUT.shapes[n], LAYOUT.dtypes[n], cut) for n, cut in cuts.items()}, {"n": 1, "loss": 1}, "x"
+        )
+        data = to_bytes(out, k, "x")
+        assert len(data) == int(nbytes(out).expand(3)[k])
+        back = from_bytes(data, codec.schema(plain, one))
+        equal(row(out, k), back)
+        equal(codec.decode(row(out, k), one), codec.decode(back, one))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.permutations(["topk", "randk", "int8"]), st.integers(0, 1000))
+def test_chain_is_associative(names, seed):
+    a, b, c = (CODECS[name]() for name in names)
+    parcel, view = update_parcel(LAYOUT, 2, seed), view_of(make_ctx([1, 2]))
+    left, right = chain(chain(a, b), c), chain(a, chain(b, c))
+    one, two = left.encode(parcel, left.init(LAYOUT), view)[0], right.encode(parcel, right.init(LAYOUT), view)[0]
+    equal(one, two)
+    equal(left.decode(one, view.ctx), right.decode(two, view.ctx))
+
+
+def test_lossless_chains_are_the_identity_bit_for_bit():
+    parcel, view = update_parcel(LAYOUT, 2), view_of(make_ctx([1, 2]))
+    for codec in (
+        chain(),
+        sparse.topk(LAYOUT, 1.0),
+        sparse.randk(LAYOUT, 1.0),
+        chain(sparse.topk(LAYOUT, 1.0), chain()),
+    ):
+        assert not codec.lossy
+        out, _ = codec.encode(parcel, codec.init(LAYOUT), view)
+        equal(parcel, codec.decode(out, view.ctx))
+
+
+EXACT = {"topk", "topk model", "topk quantile", "randk", "topk+randk"}
+
+
+@everything
+@masks
+def test_feedback_conserves(name, kind):
+    """decoded + residual = update + old residual, over several rounds with changing masks."""
+    codec = feedback(CODECS[name]())
+    state = expand(codec.init(LAYOUT), 2)
+    for t in range(1, 4):
+        ctx = make_ctx([4, 6], t=t)
+        parcel = update_parcel(LAYOUT, 2, seed=t, scope=scoped(2, t, kind))
+        before = {n: state[f"residual/{n}"].clone() for n in FLOATS}
+        inputs = {n: parcel.leaves[n].value.clone() for n in FLOATS}
+        out, state = codec.encode(parcel, state, view_of(ctx))
+        decoded = codec.decode(out, ctx)
+        for n in FLOATS:
+            assert torch.equal(parcel.leaves[n].value, inputs[n]), "inputs are not mutated"
+            residual = state[f"residual/{n}"]
+            scope = parcel.leaves[n].scope
+            wanted = before[n] + inputs[n]
+            got = decoded.leaves[n].value + residual
+            inside = torch.ones_like(wanted, dtype=torch.bool) if scope is None else scope.expand_as(wanted)
+            if name in EXACT:
+                assert torch.equal(got[inside], wanted[inside])
+            assert torch.allclose(got[inside], wanted[inside], rtol=1e-5, atol=1e-6)
+            assert torch.equal(residual[~inside], before[n][~inside]), "out of scope the residual waits"
+
+
+@everything
+def test_a_lost_parcel_is_put_back(name):
+    codec = feedback(CODECS[name]())
+    state = expand(codec.init(LAYOUT), 2)
+    ctx = make_ctx([4, 6])
+    parcel = update_parcel(LAYOUT, 2)
+    out, after = codec.encode(parcel, state, view_of(ctx))
+    put_back = codec.lost(out, after, ctx)
+    for n in FLOATS:
+        assert torch.allclose(put_back[f"residual/{n}"], parcel.leaves[n].value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_lost_parcel_is_put_back_inside_a_chain_too():
+    codec = chain(feedback(sparse.topk(LAYOUT, 0.2)), quant.uniform(LAYOUT, 8))
+    ctx, parcel = make_ctx([4, 6]), update_parcel(LAYOUT, 2)
+    out, state = codec.encode(parcel, expand(codec.init(LAYOUT), 2), view_of(ctx))
+    put_back = codec.lost(out, state, ctx)
+    for n in FLOATS:
+        step = parcel.leaves[n].value.abs().amax() / 127
+        assert (put_back[f"0/residual/{n}"] - parcel.leaves[n].value).abs().max() <= step

@@ -1,0 +1,145 @@
+"""Law: any order, any grouping, any number of workers, the same bits."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparing.core.errors import TrainingError
+from sparing.core.fold import Collect, Fold
+from sparing.core.protocols import Arrival
+from support import make_ctx, random_tree, small_layout
+
+LAYOUT = small_layout()
+MODEL = random_tree(LAYOUT, 1, seed=9)
+
+
+def arrival(rows, update, scope, n):
+    ctx = make_ctx(rows, [n[i] for i in rows])
+    pick = torch.tensor(rows)
+    scopes = {name: m if m is None or m.shape[0] == 1 else m[pick] for name, m in scope.items()}
+    masked = {name: x[pick] * (scopes[name] if scopes.get(name) is not None else 1) for name, x in update.items()}
+    return Arrival(masked, scopes, {}, MODEL, ctx)
+
+
+def folded(groups, update, scope, n, kind=Fold):
+    """Each group on a worker of its own; partial sums merge at the end."""
+    parts = []
+    for group in groups:
+        fold = kind(MODEL, float(sum(n)))
+        for rows in group:
+            one = arrival(rows, update, scope, n)
+            fold.add(one, one.ctx.n.double(), {"0/q": one.ctx.n.double() * 3})
+        parts.append(fold)
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = whole.merge(part)
+    return whole.mean()
+
+
+def same(a, b):
+    assert a.update.keys() == b.update.keys()
+    for name in a.update:
+        assert torch.equal(a.update[name], b.update[name]), name
+        ca, cb = a.covered[name], b.covered[name]
+        full = torch.ones_like(a.update[name], dtype=torch.bool)
+        assert torch.equal(full if ca is None else ca, full if cb is None else cb)
+    assert torch.equal(a.ids, b.ids)
+    assert torch.equal(a.weight, b.weight)
+    assert torch.equal(a.seen["0/q"], b.seen["0/q"])
+
+
+@st.composite
+def grouping(draw, k):
+    order = draw(st.permutations(range(k)))
+    cuts = sorted(draw(st.sets(st.integers(1, k - 1), max_size=k - 1)))
+    chunks = [list(c) for c in np.split(np.array(order), cuts)]
+    workers = draw(st.integers(1, len(chunks)))
+    return [g for g in ([[int(i) for i in c] for c in chunks[w::workers]] for w in range(workers)) if g]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.integers(0, 10**6), st.sampled_from(["whole", "shared", "per client", "mixed"]))
+def test_any_order_and_grouping_gives_the_same_bits(data, seed, masks):
+    k = 7
+    g = torch.Generator().manual_seed(seed)
+    n = torch.randint(1, 500, (k,), generator=g).tolist()
+    update = random_tree(LAYOUT, k, seed)
+    scope = {}
+    for i, (name, shape) in enumerate(LAYOUT.shapes.items()):
+        style = masks if masks != "mixed" else ["whole", "shared", "per client"][i % 3]
+        rows = {"whole": 0, "shared": 1, "per client": k}[style]
+        scope[name] = torch.rand(rows, *shape, generator=g) < 0.5 if rows else None
+    plain = folded([[list(range(k))]], update, scope, n)
+    same(plain, folded(data.draw(grouping(k)), update, scope, n))
+    for name, x in update.items():
+        votes = torch.ones_like(x) if scope[name] is None else scope[name].expand_as(x)
+        weight = torch.tensor(n, dtype=torch.float64).reshape(-1, *[1] * (x.dim() - 1)) * votes
+        want = (weight * x).sum(dim=0) / weight.sum(dim=0).clamp(min=1e-9)
+        step = 1e-8 if x.is_floating_point() else 1e-4
+        assert torch.allclose(plain.update[name][0], want, atol=step), name
+
+
+def test_adding_in_float64_without_the_grid_would_not_hold():
+    """The law can fail: the same sums without rounding to the grid depend on the order."""
+    x = torch.randn(300, 2000, generator=torch.Generator().manual_seed(1)).double() * torch.rand(300, 1)
+    forward, backward = torch.zeros(2000).double(), torch.zeros(2000).double()
+    for k in range(300):
+        forward += x[k]
+        backward += x[299 - k]
+    assert not torch.equal(forward, backward)
+
+
+def test_a_duplicate_never_counts_twice():
+    update, scope = random_tree(LAYOUT, 3), {}
+    with pytest.raises(TrainingError, match="client 1 arrived twice"):
+        folded([[[0, 1], [1, 2]]], update, scope, [1, 1, 1])
+    with pytest.raises(TrainingError, match="client 2 arrived twice"):
+        folded([[[0, 2]], [[1, 2]]], update, scope, [1, 1, 1])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize("kind", [Fold, lambda m, w: Collect(m, w, lambda v, m, w: v.mean(dim=0))])
+def test_an_update_beyond_the_grid_is_refused_by_name(bad, kind):
+    update = random_tree(LAYOUT, 3)
+    update["3.weight"][1, 0, 0] = bad
+    with pytest.raises(
+        TrainingError, match=r"client 1 sent an update of size .* for '3.weight' in round 1.*lower local.lr"
+    ):
+        folded([[[0, 1, 2]]], update, {}, [1, 1, 1], kind)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), 1e9])
+def test_a_senseless_weight_is_refused(weight):
+    one = arrival([0, 1], random_tree(LAYOUT, 2), {}, [1, 1])
+    with pytest.raises(TrainingError, match="client 1 was given weight"):
+        Fold(MODEL, 2.0).add(one, torch.tensor([1.0, weight]), {})
+
+
+def test_an_empty_round_is_refused():
+    with pytest.raises(TrainingError, match="no client arrived"):
+        Fold(MODEL, 1.0).mean()
+
+
+def test_zero_weight_leaves_the_model_alone():
+    one = arrival([0], random_tree(LAYOUT, 1), {}, [1])
+    fold = Fold(MODEL, 1.0)
+    fold.add(one, torch.zeros(1), {})
+    blended = fold.mean()
+    assert not any(bool(mask.any()) for mask in blended.covered.values())
+
+
+@given(grouping(5))
+@settings(max_examples=20, deadline=None)
+def test_collecting_does_not_depend_on_order_either(groups):
+    def median(values, votes, weight):
+        return values.median(dim=0).values
+
+    def kind(model, weight):
+        return Collect(model, weight, median)
+
+    update, n = random_tree(LAYOUT, 5), [3, 1, 4, 1, 5]
+    want = folded([[list(range(5))]], update, {}, n, kind)
+    same(want, folded(groups, update, {}, n, kind))
+    assert torch.equal(want.update["3.weight"][0], update["3.weight"].double().median(dim=0).values)

@@ -1,0 +1,247 @@
+"""Laws of a round, seen on the parcels themselves."""
+
+import pytest
+import torch
+
+from sparing.core.compose import compose
+from sparing.core.parcel import row
+from sparing.core.protocols import Fit, Local
+from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
+from sparing.core.tree import Layout, expand, under
+from sparing.run.config import method_list
+from sparing.run.methods import recipes
+from support import make_ctx, random_tree, small_layout
+
+LAYOUT = small_layout()
+MODEL = random_tree(LAYOUT, 1, seed=4)
+
+
+def method_of(spec, local=None):
+    return compose(LAYOUT, *recipes(method_list(spec)), local=local)
+
+
+def fake_training(start, memory, ctx):
+    """Moves every tensor by keyed noise: as good as training for the algebra, and row-exact."""
+    after = {}
+    for name, x in start.items():
+        size = x[0].numel()
+        noise = ctx.uniform(f"move/{name}", size).reshape(-1, *x.shape[1:]) - 0.5
+        after[name] = x + noise if x.is_floating_point() else (x + 2).expand(len(ctx.ids), *x.shape[1:]).clone()
+    return after, memory, {"loss": torch.zeros(len(ctx.ids))}
+
+
+def play(method, rounds=3, ids=(1, 4, 7), seed=0):
+    """Run rounds; give back the server, each client's state, and everything that crossed."""
+    server = first_server(method, MODEL, 50)
+    state = expand(first_client(method, MODEL), len(ids))
+    crossed = []
+    for t in range(1, rounds + 1):
+        ctx = make_ctx(list(ids), seed=seed, t=t)
+        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        fold = begin(method, server, ctx)
+        down = outgoing(method, server, ctx)
+        up, state = client(method, state, down, fake_training, ctx)
+        incoming(method, server, fold, down, up, ctx)
+        before = server
+        server, report = settle(method, server, fold, ctx)
+        crossed.append((ctx, before, down, up, state, server, report))
+    return server, state, crossed
+
+
+def same_model(a, b):
+    return all(torch.equal(a.model[name], b.model[name]) for name in a.model)
+
+
+COMBINED = "personal+psfed+topk+int8+memory+fedavgm"
+
+
+@pytest.mark.parametrize("spec", ["personal", COMBINED, [{"personal": {"layers": ["0", "1"]}}, "randk"]], ids=str)
+def test_private_tensors_never_appear_in_a_parcel(spec):
+    method = method_of(spec)
+    shared = set(method.share.down({}, MODEL, make_ctx([0])))
+    private = set(LAYOUT.shapes) - shared
+    assert private
+    server, state, crossed = play(method)
+    for _, _, down, up, *_ in crossed:
+        assert not private & down.leaves.keys()
+        assert not private & up.leaves.keys()
+    for name in private:
+        assert torch.equal(server.model[name], MODEL[name]), "the server never learns it"
+        assert not torch.equal(state[f"own/{name}"], expand(MODEL, 3)[name]), "the client does"
+
+
+def test_personal_tensors_pass_through_a_round_bit_for_bit():
+    method = method_of("personal")
+    _, _, crossed = play(method)
+    for (_, _, _, _, state, *_), (ctx, _, down, *_) in zip(crossed, crossed[1:], strict=False):
+        seen = {}
+
+        def look(start, memory, ctx, seen=seen):
+            seen.update(start)
+            return fake_training(start, memory, ctx)
+
+        client(method, state, down, look, ctx)
+        for name in method.share.own:
+            assert torch.equal(seen[name], state[f"own/{name}"])
+
+
+def test_psfed_at_one_is_fedavg_bit_for_bit():
+    assert same_model(play(method_of([{"psfed": {"fraction": 1.0}}]))[0], play(method_of("fedavg"))[0])
+
+
+def test_psfed_at_zero_sends_nothing_and_learns_nothing_from_others():
+    server, state, crossed = play(method_of([{"psfed": {"fraction": 0.0}}]))
+    assert same_model(server, first_server(method_of("fedavg"), MODEL, 50))
+    for _, _, down, up, *_ in crossed:
+        assert not down.leaves
+        assert not up.leaves
+    assert not torch.equal(state["own/3.weight"], expand(MODEL, 3)["3.weight"])
+
+
+@pytest.mark.parametrize("per_client", [False, True])
+def test_psfed_changes_the_server_inside_the_mask_only(per_client):
+    method = method_of([{"psfed": {"fraction": 0.3, "per_client": per_client}}])
+    for ctx, before, _, _, _, after, report in play(method)[2]:
+        cuts = method.share.up({}, ctx)
+        for name in LAYOUT.params:
+            covered = cuts[name].mask.any(dim=0)
+            assert torch.equal(after.model[name][0][~covered], before.model[name][0][~covered])
+            assert not (after.model[name][0][covered] == before.model[name][0][covered]).any()
+        hit = sum(int(cuts[name].mask.any(dim=0).sum()) for name in LAYOUT.params)
+        assert report["coverage"] == pytest.approx(hit / LAYOUT.size)
+
+
+def test_psfed_client_keeps_its_own_values_outside_the_mask():
+    method = method_of("psfed")
+    _, _, crossed = play(method)
+    state = crossed[0][4]
+    ctx, before, down, *_ = crossed[1]
+    seen = {}
+
+    def look(start, memory, ctx):
+        seen.update(start)
+        return fake_training(start, memory, ctx)
+
+    client(method, state, down, look, ctx)
+    cuts = method.share.down({}, before.model, ctx)
+    for name in LAYOUT.params:
+        mask = cuts[name].mask.expand_as(seen[name])
+        assert torch.equal(seen[name][mask], before.model[name].expand_as(mask)[mask])
+        assert torch.equal(seen[name][~mask], state[f"own/{name}"][~mask])
+
+
+def test_psfed_per_client_averages_over_those_who_covered():
+    method = method_of([{"psfed": {"per_client": True}}])
+    ctx, before, _, up, _, after, _ = play(method, rounds=1)[2][0]
+    for name in LAYOUT.params:
+        leaf = up.leaves[name]
+        weight = ctx.n.double().reshape(-1, *[1] * (leaf.value.dim() - 1)) * leaf.scope
+        mean = (weight * leaf.value).sum(dim=0) / weight.sum(dim=0).clamp(min=1)
+        want = (before.model[name][0].double() + mean).float()
+        assert torch.allclose(after.model[name][0], want, rtol=0, atol=1e-6)
+
+
+def test_fedavg_is_the_weighted_mean_of_client_models():
+    method = method_of("fedavg")
+    ctx, before, _, up, _, after, _ = play(method, rounds=1)[2][0]
+    for name, x in before.model.items():
+        value = x.double() + up.leaves[name].value.double()
+        weight = (ctx.n.double() / ctx.n.sum()).reshape(-1, *[1] * (value.dim() - 1))
+        want = (weight * value).sum(dim=0)
+        got = after.model[name][0].double()
+        assert torch.allclose(got, want if x.is_floating_point() else want.round(), atol=1e-6), name
+
+
+def test_the_server_aggregates_exactly_what_was_sent():
+    """In scope but not kept counts as a zero update."""
+    method = method_of("topk")
+    ctx, before, _, up, _, after, _ = play(method, rounds=1)[2][0]
+    share = ctx.n.double() / ctx.n.sum()
+    x = up.leaves["3.weight"].value.double()
+    assert (x == 0).any()
+    want = (before.model["3.weight"][0].double() + torch.einsum("k,kij->ij", share, x)).float()
+    assert torch.allclose(after.model["3.weight"][0], want, atol=1e-6)
+
+
+@pytest.mark.parametrize("spec", ["fedavg", "psfed", COMBINED, "randk+memory"])
+def test_a_cohort_is_a_sum_of_its_clients(spec):
+    """One call with K clients, or K calls with one: the same parcels, states and server, in every bit."""
+    method = method_of(spec)
+    _, _, crossed = play(method, rounds=3)
+    state = {k: expand(first_client(method, MODEL), 1) for k in range(3)}
+    for cohort, before, _, up, states, after, _ in crossed:
+        fold = begin(method, before, cohort)
+        for k in (2, 0, 1):
+            ctx = cohort.at(slice(k, k + 1))
+            down = outgoing(method, before, ctx)
+            alone, state[k] = client(method, state[k], down, fake_training, ctx)
+            incoming(method, before, fold, down, alone, ctx)
+            for name, leaf in row(up, k).leaves.items():
+                assert torch.equal(leaf.value, alone.leaves[name].value)
+            for name, x in states.items():
+                assert torch.equal(x[k : k + 1], state[k][name])
+        assert same_model(settle(method, before, fold, cohort)[0], after)
+
+
+@pytest.mark.parametrize("policy", ["own", "static"])
+def test_buffers_stay_home_when_asked(policy):
+    method = method_of("fedavg", Local(buffers=policy))
+    server, state, crossed = play(method)
+    for _, _, down, up, *_ in crossed:
+        assert not LAYOUT.buffers & down.leaves.keys()
+        assert not LAYOUT.buffers & up.leaves.keys()
+    assert {f"own/{name}" for name in LAYOUT.buffers} <= state.keys()
+    assert torch.equal(server.model["1.running_mean"], MODEL["1.running_mean"])
+
+
+def test_integer_buffers_are_averaged_and_stay_integers():
+    server, *_ = play(method_of("fedavg"), rounds=3)
+    counter = server.model["1.num_batches_tracked"]
+    assert counter.dtype == torch.int64
+    assert torch.equal(counter, MODEL["1.num_batches_tracked"] + 6)
+
+
+def test_state_is_allocated_only_as_the_method_needs():
+    assert first_client(method_of("fedavg+topk+int8"), MODEL) == {}
+    assert set(first_client(method_of("personal"), MODEL)) == {"own/3.weight", "own/3.bias"}
+    assert set(under("own", first_client(method_of("psfed"), MODEL))) == set(LAYOUT.params)
+    assert set(under("up/residual", first_client(method_of("topk+memory"), MODEL))) == set(LAYOUT.params)
+
+
+def test_clients_of_another_size():
+    """The signatures carry models of different size: half the rows of a layer, grown back with their coverage."""
+    full = Layout({"w": (4, 3)}, {"w": torch.float32})
+    small = Layout({"w": (2, 3)}, {"w": torch.float32})
+
+    def grow(tree, size):
+        x = tree["w"]
+        out = torch.zeros(x.shape[0], 4, 3)
+        out[:, : x.shape[1]] = x
+        cover = torch.zeros(1, 4, 3, dtype=torch.bool)
+        cover[:, : x.shape[1]] = True
+        return {"w": out}, {"w": cover}
+
+    fit = Fit(
+        sizes=lambda ctx: torch.where(ctx.ids < 5, 2, 4),
+        shrink=lambda tree, size: {"w": tree["w"][:, :size]},
+        grow=grow,
+        layout=lambda size: small if size == 2 else full,
+    )
+    method = compose(full)._replace(fit=fit)
+    model = {"w": torch.ones(1, 4, 3)}
+    server = first_server(method, model, 10)
+    cohort = make_ctx([1, 8], n=[10, 30])
+    fold = begin(method, server, cohort)
+    for k, shape in ((0, (1, 2, 3)), (1, (1, 4, 3))):
+        ctx = cohort.at(slice(k, k + 1))
+        down = outgoing(method, server, ctx)
+        assert down.leaves["w"].value.shape == shape
+
+        def plus(start, memory, ctx, k=k):
+            return {"w": start["w"] + k + 1}, memory, {"loss": torch.zeros(1)}
+
+        up, _ = client(method, {}, down, plus, ctx)
+        incoming(method, server, fold, down, up, ctx)
+    after, _ = settle(method, server, fold, cohort)
+    assert torch.allclose(after.model["w"][0, :2], torch.tensor(1 + (10 * 1 + 30 * 2) / 40))
+    assert torch.allclose(after.model["w"][0, 2:], torch.tensor(3.0)), "only the large client voted here"

@@ -1,0 +1,132 @@
+"""Top-k and random-k against NumPy, and what methods say must hold."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparing.core.errors import ConfigError
+from sparing.core.parcel import Leaf, Parcel
+from sparing.core.tree import Layout
+from sparing.parts import sparse
+from support import make_ctx, view_of
+
+
+def one(values, **options):
+    """The update after top-k, for a model of one tensor."""
+    x = torch.tensor([values], dtype=torch.float32)
+    layout = Layout({"w": tuple(x.shape[1:])}, {"w": torch.float32})
+    codec = sparse.topk(layout, **options)
+    out, _ = codec.encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0])))
+    return out.leaves["w"]
+
+
+def reference(x, ratio):
+    x = np.asarray(x, dtype=np.float64)
+    k = max(1, math.ceil(round(ratio * x.size, 9)))
+    order = np.argsort(-np.abs(x), kind="stable")[:k]
+    out = np.zeros_like(x)
+    out[order] = x[order]
+    return out
+
+
+values = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=60)
+
+
+@given(values, st.floats(0.01, 1))
+def test_topk_is_the_stable_reference(x, ratio):
+    leaf = one(x, ratio=ratio)
+    np.testing.assert_array_equal(leaf.value[0].numpy(), reference(x, ratio).astype(np.float32))
+
+
+@given(values, st.floats(0.01, 0.99))
+def test_what_is_kept_outweighs_what_is_dropped(x, ratio):
+    leaf = one(x, ratio=ratio)
+    mask, size = leaf.keep[0][0], np.abs(np.array(x, dtype=np.float32))
+    if mask.any() and not mask.all():
+        assert size[mask.numpy()].min() >= size[~mask.numpy()].max()
+    assert not (leaf.value[0][mask] == 0).any(), "zeros are never sent"
+    error = np.square(size - np.abs(leaf.value[0].numpy()), dtype=np.float64).sum()
+    assert error <= (1 - ratio) * np.square(size, dtype=np.float64).sum() + 1e-6
+
+
+@given(values, st.floats(0.01, 0.99))
+def test_quantile_mode_keeps_what_numpy_keeps(x, ratio):
+    size = np.abs(np.array(x, dtype=np.float32)).astype(np.float64)
+    cut = np.quantile(size, 1 - ratio)
+    near = np.isclose(size, cut, rtol=1e-9, atol=0)
+    want = (size >= cut) & (size > 0)
+    got = one(x, ratio=ratio, mode="quantile").keep[0][0].numpy()
+    assert (got == want)[~near].all()
+
+
+@pytest.mark.parametrize("x", [[0.0] * 8, [3.0] * 8, [7.0]])
+def test_all_zero_all_equal_and_single(x):
+    leaf = one(x, ratio=0.3)
+    want = reference(x, 0.3)
+    assert leaf.value[0].tolist() == want.tolist()
+    assert int(leaf.keep[0].sum()) == np.count_nonzero(want)
+
+
+def test_k_is_exact_where_floating_point_would_round_up():
+    assert int(one(list(range(1, 101)), ratio=0.07).keep[0].sum()) == 7
+    assert int(one(list(range(1, 11)), ratio=0.3).keep[0].sum()) == 3
+
+
+def test_over_the_whole_model_layers_compete():
+    layout = Layout({"a": (4,), "b": (4,)}, {"a": torch.float32, "b": torch.float32})
+    parcel = Parcel({"a": Leaf(torch.ones(1, 4) * 5), "b": Leaf(torch.ones(1, 4))}, {})
+    out, _ = sparse.topk(layout, 0.5, over="model").encode(parcel, {}, view_of(make_ctx([0])))
+    assert out.leaves["a"].value.tolist() == [[5.0] * 4]
+    assert out.leaves["b"].value.tolist() == [[0.0] * 4]
+
+
+def test_buffers_pass_whole():
+    layout = Layout({"w": (4,), "m": (4,)}, {"w": torch.float32, "m": torch.float32}, frozenset({"m"}))
+    parcel = Parcel({name: Leaf(torch.ones(1, 4)) for name in "wm"}, {})
+    for codec in (sparse.topk(layout, 0.25), sparse.randk(layout, 0.25)):
+        out, _ = codec.encode(parcel, {}, view_of(make_ctx([0])))
+        assert out.leaves["m"] == parcel.leaves["m"]
+        assert int((out.leaves["w"].value != 0).sum()) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), st.floats(0.05, 0.95), st.integers(0, 99))
+def test_randk_sends_exactly_k_within_scope_and_pays_no_index(d, ratio, seed):
+    g = torch.Generator().manual_seed(seed)
+    scope = torch.rand(2, d, generator=g) < 0.5
+    layout = Layout({"w": (d,)}, {"w": torch.float32})
+    value = torch.ones(2, d) * scope
+    out, _ = sparse.randk(layout, ratio).encode(
+        Parcel({"w": Leaf(value, scope=scope)}, {}), {}, view_of(make_ctx([0, 3]))
+    )
+    leaf = out.leaves["w"]
+    assert leaf.keep == ()
+    assert leaf.scope is not None
+    assert not (leaf.scope & ~scope).any()
+    for k in range(2):
+        p = int(scope[k].sum())
+        assert int(leaf.scope[k].sum()) == (max(1, math.ceil(ratio * p - 1e-9)) if p else 0)
+
+
+def test_randk_is_unbiased_when_asked():
+    """Monte Carlo: the mean over many rounds of the scaled update is the update."""
+    layout = Layout({"w": (20,)}, {"w": torch.float32})
+    x, rounds = torch.arange(1.0, 21.0)[None], 4000
+    codec = sparse.randk(layout, 0.25, unbiased=True)
+    total = torch.zeros(20)
+    for t in range(rounds):
+        total += codec.encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0], t=t)))[0].leaves["w"].value[0]
+    spread = x[0] * math.sqrt((1 / 0.25 - 1) / rounds)
+    assert ((total / rounds - x[0]).abs() < 5 * spread).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"ratio": 0}, {"ratio": -0.1}, {"ratio": 1.5}, {"ratio": 0.1, "mode": "x"}, {"ratio": 0.1, "over": "x"}]
+)
+def test_bad_options_are_refused(options):
+    with pytest.raises(ConfigError, match=r"topk\.(ratio|mode|over) is"):
+        one([1.0, 2.0], **options)

@@ -1,0 +1,48 @@
+"""Small things that many tests need: layouts, contexts, random parcels."""
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel
+from sparing.core.protocols import View
+from sparing.core.tree import Layout, Tree, layout_of
+
+
+def make_ctx(ids: list[int], n: list[int] | None = None, seed: int = 0, t: int = 1, clients: int = 50) -> Ctx:
+    counts = torch.tensor(n if n is not None else [10 + i for i in ids])
+    return Ctx(
+        seed=seed, round=t, rounds=20, ids=torch.tensor(ids), n=counts, clients=clients, samples=1000, cohort=len(ids)
+    )
+
+
+def small_net() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3))
+
+
+def small_layout() -> Layout:
+    return layout_of(small_net())
+
+
+def random_tree(layout: Layout, k: int, seed: int = 0) -> Tree:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(k, *shape, generator=g)
+        if layout.dtypes[name].is_floating_point
+        else torch.randint(0, 9, (k, *shape), generator=g)
+        for name, shape in layout.shapes.items()
+    }
+
+
+def update_parcel(layout: Layout, k: int, seed: int = 0, scope: dict[str, Tensor] | None = None) -> Parcel:
+    leaves = {}
+    for name, value in random_tree(layout, k, seed).items():
+        mask = (scope or {}).get(name)
+        leaves[name] = Leaf(value if mask is None else value * mask, scope=mask)
+    return Parcel(leaves, {"n": torch.ones(k), "loss": torch.zeros(k)})
+
+
+def view_of(ctx: Ctx) -> View:
+    return View(ctx, {}, {}, {})
