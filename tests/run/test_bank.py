@@ -67,7 +67,8 @@ COHORT = st.lists(st.integers(0, 5), unique=True, max_size=4)  # few, so that th
 STEPS = st.lists(
     st.tuples(st.just("write"), COHORT)
     | st.tuples(st.sampled_from(["read", "state", "land", "told", "commit", "crash", "rollback"]), COHORT),
-    max_size=30,
+    min_size=15,  # it takes a few steps to get into trouble
+    max_size=40,
 )
 
 

@@ -131,6 +131,18 @@ def test_checkpoints_that_never_land_keep_their_rows(tmp_path):
         assert torch.equal(again.read(torch.arange(30))["n"], rows["n"])
 
 
+def test_rows_written_while_a_checkpoint_is_saved_stay(tmp_path):
+    bank = SlotBank(tmp_path / "s", TEMPLATE, 30)
+    bank.write(torch.arange(5), rows_of(5, 1))
+    saved = bank.state()
+    bank.write(torch.arange(3), rows_of(3, 2))
+    bank.committed()
+    bank.write(torch.arange(10, 20), rows_of(10, 3))
+    assert bank.read(torch.arange(5))["n"].tolist() == [2, 2, 2, 1, 1]
+    bank.restore(saved)
+    assert bank.read(torch.arange(5))["n"].tolist() == [1] * 5
+
+
 def test_rows_are_durable_before_the_table_is_given_out(tmp_path, monkeypatch):
     bank = SlotBank(tmp_path / "s", TEMPLATE, 30)
     bank.write(torch.arange(5), rows_of(5, 1))

@@ -142,6 +142,8 @@ def test_shuffling_is_keyed_by_client_and_round():
 def test_the_world_is_left_as_it_was(make):
     model, data = built(make).eval(), cohort([5, 20])
     torch.manual_seed(3)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(3)
     before = torch.get_rng_state(), numpy_state(), sha256(tree_of(model)), torch.get_num_threads()
     modes = [layer.training for layer in model.modules()], [type(layer) for layer in model.modules()]
     with torch.no_grad():
@@ -150,6 +152,7 @@ def test_the_world_is_left_as_it_was(make):
             assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (numpy_state(), sha256(tree_of(model)), torch.get_num_threads()) == before[1:]
+    torch.set_num_threads(threads_before)
     assert modes == ([layer.training for layer in model.modules()], [type(layer) for layer in model.modules()])
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 

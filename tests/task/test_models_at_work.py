@@ -135,6 +135,22 @@ def test_divergence_is_found_on_threads_too(path):
         run(model, data, Local((Phase(lr=1e10, batch=8, epochs=2),)), path, threads=2)
 
 
+@BOTH
+def test_a_loss_must_be_per_sample(path):
+    with pytest.raises(ConfigError, match=r"the loss gives shape \(\) for 5 samples.*reduction='none'"):
+        run(nn.Linear(6, 3), cohort((5, 5)), Local(), path, nn.CrossEntropyLoss(), ids=(0, 1))
+
+
+def test_a_model_that_looks_at_its_numbers_is_left_to_the_loop():
+    class Looking(nn.Linear):
+        def forward(self, input):
+            return super().forward(input if float(input.detach().sum()) > 0 else -input)
+
+    run(Looking(6, 3), cohort(), Local())
+    with pytest.raises(ConfigError, match="cannot be trained with clients stacked .*: use path 'loop'"):
+        run(Looking(6, 3), cohort(), Local(), "stacked")
+
+
 def test_instance_statistics_are_left_to_the_loop():
     model = nn.Sequential(nn.Unflatten(1, (1, 6)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
     run(model, cohort(), Local())

@@ -54,6 +54,7 @@ def test_test_sets_global_per_client_or_none():
     assert len(each.test_all[0]) == 4
     assert len(Task(make, train, (pair(4), pair(5))).test) == 2  # a tuple of pairs is per client
     assert Task(make, train, (torch.ones(2, 2), torch.ones(2, dtype=torch.int64))).test is None
+    assert Task(make, train, list(pair(4))).test is None
 
 
 def test_default_losses_are_per_sample():
@@ -95,6 +96,7 @@ BAD = {
     "client 1 has targets of shape .* type float32 but client 0 .* int64": ([pair(), (pair()[0], np.ones(3))], None),
     r"train: the label is negative \(-1\) at client 1, sample 0: number": ([pair(), pair(label=-1)], None),
     "test has 1 clients but train has 2: give one": ([pair(), pair()], [pair()]),
+    "client 0 is a Tensor, not a pair: give a list with one": (torch.ones(4, 2), None),
     "client 0: x and y must have a sample axis": ([(1.0, 1)], None),
 }
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
@@ -147,17 +147,26 @@ def method_list(value: Any) -> list[Any]:
 def sentence(error: ValidationError) -> str:
     """The first mistake pydantic found, in words."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if isinstance(part, str) and "[" not in part)
     if first["type"] == "extra_forbidden":
         *parents, last = [str(part) for part in first["loc"]]
-        return f"unknown key {where!r}; {nearest(last, fields_at(parents))}"
+        return f"unknown key {'.'.join([*parents, last])!r}; {nearest(last, section_at(parents).model_fields)}"
     seen = f" (seen: {first['input']!r})" if not isinstance(first["input"], dict) else ""
-    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
+    return f"{keys_in(first['loc'])}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
 
 
-def fields_at(parents: Sequence[str]) -> list[str]:
+def keys_in(location: Sequence[int | str]) -> str:
+    """The part of pydantic's location that names keys; the rest names branches of a union."""
+    names: list[str] = []
+    for part in location:
+        if part not in section_at(names).model_fields:
+            break
+        names.append(str(part))
+    return ".".join(names)
+
+
+def section_at(parents: Sequence[str]) -> type[BaseModel]:
     section: type[BaseModel] = Study
     for parent in parents:
         kind = section.model_fields[parent].annotation
-        section = cast(type[BaseModel], kind)
-    return list(section.model_fields)
+        section = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else Section
+    return section

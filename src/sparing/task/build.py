@@ -1,6 +1,7 @@
 """Ready-made tasks."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,14 +15,17 @@ from sparing.task.models import network
 from sparing.task.task import Task
 
 SPLITS = ("iid", "dirichlet")
+SKEWED: Mapping[str, float] = MappingProxyType({"dirichlet": 0.3})
 
 
-def digits_task(clients: int = 20, split: str | Mapping[str, float] = "iid", model: str = "cnn", seed: int = 0) -> Task:
+def digits_task(
+    clients: int = 20, split: str | Mapping[str, float] = SKEWED, model: str = "cnn", seed: int = 0
+) -> Task:
     """Handwritten digits (8x8) shared out to clients, a quarter of each client's samples kept for testing.
 
-    `split` is "iid" or {"dirichlet": alpha}; the seed decides who owns what.
+    `split` is {"dirichlet": alpha} or "iid"; the seed decides who owns what.
 
-    >>> task = digits_task(clients=10, split={"dirichlet": 0.3})
+    >>> task = digits_task(clients=10)
     >>> len(task), int(task.train.count.sum() + task.test.count.sum())
     (10, 1797)
     """

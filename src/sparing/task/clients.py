@@ -33,6 +33,8 @@ class Clients:
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> "Clients":
         """One (x, y) per client, put end to end. Empty clients are allowed here; `Task` refuses them for training."""
+        pairs = list(pairs)
+        check_pairs(pairs)
         both = [(tensor(x), tensor(y)) for x, y in pairs]
         if not both:
             raise DataError("there are no clients: give a list with one (x, y) pair per client")
@@ -65,6 +67,14 @@ def tensor(values: Any) -> Tensor:
         x = torch.from_numpy(np.array(values))  # a copy: torch warns about arrays it may not write to
         x = x.float() if x.is_floating_point() else x
     return x if x.is_floating_point() else x.long()
+
+
+def check_pairs(pairs: list[Pair]) -> None:
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise DataError(
+                f"client {i} is a {type(pair).__name__}, not a pair: give a list with one (x, y) per client"
+            )
 
 
 def check_lengths(pairs: list[tuple[Tensor, Tensor]]) -> None:

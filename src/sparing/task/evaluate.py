@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from sparing.core.tree import Tree, rows
 from sparing.task.clients import Clients
-from sparing.task.losses import Loss, accuracy
+from sparing.task.losses import Loss, accuracy, each
 from sparing.task.still import intra_op, own_rng
 from sparing.task.working import Working, check_names, gathered, load, working_copy
 
@@ -85,5 +85,5 @@ def scores(work: Working, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> t
             output = work.module(gathered(x, place, work))
             target = y.index_select(0, place).to(work.device)
             hits.append(accuracy(output, target).cpu())
-            losses.append(loss(output, target).cpu())
+            losses.append(each(loss, output, target).cpu())
     return torch.cat(hits).double(), torch.cat([x.double() for x in losses])

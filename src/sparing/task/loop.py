@@ -19,7 +19,7 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
-from sparing.task.losses import Loss
+from sparing.task.losses import Loss, each
 from sparing.task.optim import fresh, update
 from sparing.task.still import own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, trained, working_copy
@@ -122,7 +122,8 @@ def train_phase(
             seed_all(int(key) & SEED_BITS, job.device)
         work.step.begin(key.to(job.device))
         batch = row[:size]
-        loss = job.loss(work.module(gathered(x, batch, work)), y.index_select(0, batch).to(job.device)).mean()
+        output = work.module(gathered(x, batch, work))
+        loss = each(job.loss, output, y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)

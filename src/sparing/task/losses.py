@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sparing.core.errors import DataError
+from sparing.core.errors import ConfigError, DataError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -14,6 +14,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def default_loss(y: Tensor) -> Loss:
     """Cross entropy for integer targets, mean squared error for float ones."""
     return squared_error if y.is_floating_point() else cross_entropy
+
+
+def each(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    """The loss of each sample, refused where it is not `[B]`: a mean would hide padding and weigh batches wrongly."""
+    value = loss(output, y)
+    if value.shape != y.shape[:1]:
+        raise ConfigError(
+            f"the loss gives shape {tuple(value.shape)} for {y.shape[0]} samples: let it give one number per sample, "
+            "as torch's losses do with reduction='none'"
+        )
+    return value
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.keyed import LoopNorm
 from sparing.task.loop import diverged
-from sparing.task.losses import Loss
+from sparing.task.losses import Loss, each
 from sparing.task.optim import first_rows, fresh, update
 from sparing.task.working import Working, trained, working_copy
 
@@ -118,8 +118,8 @@ def batch_step(work: Working, loss: Loss, names: list[str]) -> Stepper:
     ) -> tuple[Tensor, Tree]:
         work.step.begin(key, real)
         state = {**params, **rest}
-        each = loss(functional_call(work.module, state, (x,)), y)
-        total = each.mean() if real is None else torch.where(real, each, 0.0).sum() / real.sum()
+        losses = each(loss, functional_call(work.module, state, (x,)), y)
+        total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum()
         return total, {name: state[name].detach() for name in buffers}
 
     def step(state: Tree, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
@@ -138,12 +138,17 @@ def batch_step(work: Working, loss: Loss, names: list[str]) -> Stepper:
 
 
 def say_loop(run: Callable[[], Any]) -> Any:
-    """Torch's refusal of unkeyed randomness, in words that help."""
+    """Torch's refusal to stack, in words that help."""
     try:
         return run()
     except RuntimeError as error:
-        if "random" not in str(error):
+        if "vmap" not in str(error):
             raise
+        if "randomness" not in str(error):
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"this model cannot be trained with clients stacked ({reason}): use path 'loop'"
+            ) from error
         raise ConfigError(
             "the model draws random numbers outside nn.Dropout (F.dropout, or dropout inside LSTM or attention), which "
             "cannot be keyed by client when clients are stacked: use path 'loop'"

@@ -2,7 +2,9 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,8 @@ class Task:
     client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
     without it, cross entropy for integer y and mean squared error for float y.
 
+    >>> import torch
+    >>> from torch import nn
     >>> x, y = torch.rand(6, 2), torch.tensor([0, 1, 0, 1, 0, 1])
     >>> task = Task(lambda: nn.Linear(2, 2), train=[(x[:4], y[:4]), (x[4:], y[4:])], test=(x, y))
     >>> len(task), task.train.count.tolist(), task.build(seed=0).weight.shape
@@ -79,12 +83,19 @@ def check_filled(train: Clients) -> None:
         raise DataError(f"train: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
 
 
-def tests(test: Pair | Sequence[Pair] | Clients | None) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
+def is_pair(test: Any) -> bool:
+    """Whether this is one (x, y) and not one per client."""
+    if not isinstance(test, tuple | list) or len(test) != 2:
+        return False
+    return isinstance(test[0], Tensor | np.ndarray) or (isinstance(test, tuple) and not isinstance(test[0], tuple))
+
+
+def tests(test: Any) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
     """The per-client test sets and the global one."""
     if test is None:
         return None, None
-    if isinstance(test, tuple) and len(test) == 2 and not isinstance(test[0], tuple):
-        everybody = Clients.of([test])
+    if is_pair(test):
+        everybody = Clients.of([(test[0], test[1])])
         return None, (everybody.x, everybody.y)
-    clients = test if isinstance(test, Clients) else Clients.of(test)  # type: ignore[arg-type]
+    clients = test if isinstance(test, Clients) else Clients.of(test)
     return clients, (clients.x, clients.y)

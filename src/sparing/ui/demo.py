@@ -46,7 +46,7 @@ def demo(rounds: int, seed: int, console: Console) -> Rows:
     with Live(console=console, refresh_per_second=8) as live:
         for label in METHODS:
             progress = Progress(label, rounds)
-            live.update(Group(table(rows), progress))
+            live.update(Group(table(rows), "", progress))
             rows[label] = one(label, rounds, seed, progress)
         live.update(table(rows))
     return rows
@@ -64,7 +64,7 @@ def one(label: str, rounds: int, seed: int, *loggers: Logger) -> Result:
 
 def table(rows: Rows) -> Table:
     out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))  # 80 columns
-    out.add_column("\nmethod", no_wrap=True, width=max(map(len, METHODS)))
+    out.add_column("\nmethod".ljust(1 + max(map(len, METHODS))), overflow="fold")
     for head in ("\naccuracy", "\npersonal", "worst\ndecile", "MB\nup", "MB\ndown", "fewer\nMB up", "\ntime"):
         out.add_column(head, justify="right", no_wrap=True)
     for label, result in rows.items():

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from sparing.run.loop import Logger
 from sparing.run.results import Record
@@ -64,7 +64,7 @@ class Progress:
         line = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self.rounds, completed=self.done, width=20)
         line.add_row(f"[bold]{self.label}[/]", bar, f"{self.done}/{self.rounds}", self.pace)
-        return Group(line, Padding(f"[dim]{self.numbers}[/]", (0, 0, 0, 2)))
+        return Group(line, Text(f"  {self.numbers}", style="dim"))
 
 
 @contextmanager

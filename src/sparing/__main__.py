@@ -1,0 +1,3 @@
+from sparing.ui.cli import main
+
+main()
