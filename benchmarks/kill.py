@@ -1,6 +1,6 @@
 """kill -9 at random moments of a run with error feedback, then resume: the same model as the unbroken run, or not.
 
-    python benchmarks/kill.py [--times 10] [--bank memory] [--rounds 20] [--seed 0]
+python benchmarks/kill.py [--times 10] [--bank memory] [--rounds 20] [--seed 0]
 """
 
 import argparse
@@ -18,8 +18,8 @@ OVERRIDES = ["method=psfed+topk+int8+memory", "task.clients=10", "sample=5", "lo
 
 
 def command(folder: Path, rounds: int, bank: str) -> list[str]:
-    cli = [sys.executable, "-m", "sparing", "run", *OVERRIDES, f"rounds={rounds}", f"plan.bank={bank}", "plan.path=loop"]
-    return [*cli, "--out", str(folder), "--json"]
+    keys = [*OVERRIDES, f"rounds={rounds}", f"plan.bank={bank}", "plan.path=loop"]
+    return [sys.executable, "-m", "sparing", "run", *keys, "--out", str(folder), "--json"]
 
 
 def finished(arguments: list[str]) -> dict:

@@ -94,9 +94,7 @@ def test_debug_names_the_place_of_a_foreign_error():
 
     x, y = torch.rand(8, 2), torch.tensor([0, 1] * 4)
     task = sparing.Task(lambda: torch.nn.Linear(2, 2), train=[(x, y)], loss=broken)
-    with pytest.raises(
-        SparingError, match=r"round 1, client 0, local training .*: KeyError: 'boom'"
-    ):
+    with pytest.raises(SparingError, match=r"round 1, client 0, local training .*: KeyError: 'boom'"):
         sparing.run(task, rounds=1, sample=1, engine="debug")
 
 

@@ -1,5 +1,7 @@
 """Laws of a round, seen on the parcels themselves."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -73,7 +75,7 @@ def test_private_tensors_never_appear_in_a_parcel(spec):
 def test_personal_tensors_pass_through_a_round_bit_for_bit():
     method = method_of("personal")
     _, _, crossed = play(method)
-    for (_, _, _, _, state, *_), (ctx, _, down, *_) in zip(crossed, crossed[1:], strict=False):
+    for (_, _, _, _, state, *_), (ctx, _, down, *_) in itertools.pairwise(crossed):
         seen = {}
 
         def look(start, memory, ctx, seen=seen):

@@ -73,7 +73,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
 def test_behaves_as_a_dict_whatever_happens(kind, steps, tmp_path_factory):
     """state: a table is given out; land: its checkpoint is in place; told: and the bank knows; commit: all three."""

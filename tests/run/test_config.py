@@ -89,5 +89,5 @@ def test_bad_overrides_are_refused(item):
 
 
 def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match="there is no study file 'nowhere.yaml'"):
+    with pytest.raises(ConfigError, match=r"there is no study file 'nowhere.yaml'"):
         load_study("nowhere.yaml")

@@ -176,7 +176,8 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path):
 
 
 def test_nothing_is_written_for_a_study_that_is_refused(tmp_path):
-    for method, error in (("memory", MethodError), ("nope", ConfigError), ([{"personal": {"layers": ["x"]}}], MethodError)):
+    stray = [{"personal": {"layers": ["x"]}}]
+    for method, error in (("memory", MethodError), ("nope", ConfigError), (stray, MethodError)):
         with pytest.raises(error):
             sparing.run(TASK, method, out=tmp_path / "a", **OPTIONS)
     with pytest.raises(ConfigError, match="sample asks for 11 clients a round, but there are 10"):

@@ -147,7 +147,7 @@ def test_a_model_that_looks_at_its_numbers_is_left_to_the_loop():
             return super().forward(input if float(input.detach().sum()) > 0 else -input)
 
     run(Looking(6, 3), cohort(), Local())
-    with pytest.raises(ConfigError, match="cannot be trained with clients stacked .*: use path 'loop'"):
+    with pytest.raises(ConfigError, match=r"cannot be trained with clients stacked .*: use path 'loop'"):
         run(Looking(6, 3), cohort(), Local(), "stacked")
 
 

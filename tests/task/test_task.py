@@ -154,7 +154,7 @@ def test_models_by_name():
         (lambda: digits_task(model="cn"), "no model is called 'cn': did you mean 'cnn'"),
         (lambda: digits_task(split="idd"), "no split is called 'idd': did you mean 'iid'"),
         (lambda: digits_task(split={"dirichlet": 1.0, "iid": 2.0}), "no split is called"),
-        (lambda: digits_task(clients=5000), "5000 clients with at least 1 samples each need 5000 samples, seen 1797"),
+        (lambda: digits_task(clients=5000), "5000 clients with at least 2 samples each need 10000 samples, seen 1797"),
         (lambda: cnn(1, 10, side=3), "side of 4 or more, seen 3"),
         (lambda: network("cnn", (5,), 2), r"square images.*seen samples of shape \(5,\)"),
     ],

@@ -13,6 +13,8 @@ import yaml
 from typer.testing import CliRunner
 
 import sparing
+from sparing.run.config import load_study
+from sparing.run.start import start
 from sparing.ui.cli import app
 
 SMALL = ["task.clients=4", "task.model=mlp", "plan.threads=1"]
@@ -89,13 +91,20 @@ def test_a_taken_default_folder_gets_a_number():
     assert folders == ["runs/digits-fedavg-0", "runs/digits-fedavg-0-2", "runs/digits-fedavg-0-3"]
 
 
-def test_resume_of_an_interrupted_run_ends_like_the_unbroken_one(finished, ran):
-    cut = call("run", *SMALL, "rounds=3", "method=topk+memory", "--out", "cut", "--json")
-    (Path("cut") / "summary.json").unlink()
-    again = call("resume", "cut", "--json")
-    assert again.exit_code == 0
-    assert json.loads(again.stdout)["model_sha256"] == json.loads(cut.stdout)["model_sha256"]
-    assert (Path("cut") / "summary.json").exists()
+def test_resume_of_a_stopped_run_ends_like_the_unbroken_one(finished):
+    def stop(record):
+        if record.round == 2:
+            raise KeyboardInterrupt
+
+    study = load_study(None, [*SMALL, "rounds=3", "method=topk+memory"])
+    with pytest.raises(KeyboardInterrupt):
+        start(study, out="cut", loggers=[stop])
+    assert not Path("cut/summary.json").exists()
+    result = call("resume", "cut")
+    assert result.exit_code == 0
+    assert " round 3/3 " in result.stdout
+    whole, cut = (json.loads((folder / "summary.json").read_text()) for folder in (finished, Path("cut")))
+    assert cut | {"seconds": 0} == whole | {"seconds": 0}
 
 
 def test_methods_are_listed_with_options_and_papers():
@@ -243,12 +252,12 @@ def process(*args: str) -> subprocess.Popen:
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on():
     child = process("run", *SMALL, "rounds=100000", "--out", "long")
     assert child.stdout is not None
-    while not (Path("long") / "checkpoint.safetensors").exists():
+    while not Path("long/checkpoint.safetensors").exists():
         assert child.poll() is None
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=30)
     assert child.returncode == 130
     assert err.startswith("sparing: stopped; round ")
     assert err.endswith("of 100000 is saved, go on with: sparing resume long\n")
     saved = int(err.split()[3])
-    assert len((Path("long") / "rounds.csv").read_text().splitlines()) - 1 >= saved
+    assert len(Path("long/rounds.csv").read_text().splitlines()) - 1 >= saved

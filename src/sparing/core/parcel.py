@@ -3,10 +3,11 @@
 A `Leaf` is one tensor of a parcel. Two kinds of boolean say which of its values are sent:
 
 * `scope`: the receiver can rebuild it, so it costs no bytes (unless `told`, when the sender chose it from data and
-  its index travels). Outside scope there is no vote.
+  its index travels).
 * `keep`: chosen from the data, so its index is paid for. Several masks are ANDed, each broadcasts against the value,
-  and its broadcast shape is the grain of its index: filters `[K, F, 1, 1, 1]` cost F bits. In scope but not kept
-  means a zero update that counts.
+  and its broadcast shape is the grain of its index: filters `[K, F, 1, 1, 1]` cost F bits.
+
+Who votes on a coordinate is the share's business: what it lets through but a codec leaves out is a zero update.
 
 Values are zero wherever they are not sent, so a parcel has one form only and `from_bytes(to_bytes(p)) == p`.
 
@@ -124,5 +125,6 @@ def clients(parcel: Parcel) -> int:
     """K: the largest client axis in the parcel."""
     axes = [x.shape[0] for x in parcel.notes.values()]
     for leaf in parcel.leaves.values():
-        axes += [x.shape[0] for x in (leaf.value, leaf.scope, leaf.scale, *leaf.keep) if x is not None]
+        parts = (leaf.value, leaf.scope, leaf.scale, leaf.bits, *leaf.keep)
+        axes += [x.shape[0] for x in parts if isinstance(x, Tensor)]
     return max(axes, default=1)
