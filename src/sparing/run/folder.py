@@ -33,7 +33,7 @@ class Folder:
     def create(cls, path: str | Path, config: dict[str, Any]) -> "Folder":
         """A new folder; one that already holds a run is left alone."""
         path = Path(path)
-        if (path / CONFIG).exists():
+        if any((path / name).exists() for name in (CONFIG, CHECKPOINT, SLOTS)):
             raise ConfigError(
                 f"{path} already holds a run; continue it with `sparing resume {path}` or choose another folder"
             )
@@ -41,10 +41,10 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to {path} ({error.strerror}); choose another folder") from None
-        (path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
-        (path / LEDGER).write_text(ledger.HEADER)
         write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        return cls(path)
+        folder = cls(path)
+        folder.empty_tables()
+        return folder
 
     @classmethod
     def open(cls, path: str | Path) -> tuple["Folder", dict[str, Any]]:
@@ -54,9 +54,9 @@ class Folder:
             raise ConfigError(f"{path} holds no run: there is no {CONFIG} in it; check the path")
         return cls(path), yaml.safe_load((path / CONFIG).read_text())
 
-    @property
-    def slots(self) -> Path:
-        return self.path / SLOTS
+    def empty_tables(self) -> None:
+        (self.path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
+        (self.path / LEDGER).write_text(ledger.HEADER)
 
     def append(self, t: int, record: Record, outcome: Outcome) -> None:
         with open(self.path / ROUNDS, "a") as file:
@@ -80,7 +80,7 @@ class Folder:
     def load(self, fingerprint: str) -> tuple[Server, Tree, dict[str, Any]] | None:
         """(server, bank state, meta) of the last checkpoint, the tables cut back to it; None if there is none yet."""
         if not (self.path / CHECKPOINT).exists():
-            self.cut({ROUNDS: len(",".join(COLUMNS)) + 1, LEDGER: len(ledger.HEADER)})
+            self.empty_tables()
             return None
         tensors, meta = checkpoint.load(self.path / CHECKPOINT)
         if meta["fingerprint"] != fingerprint:

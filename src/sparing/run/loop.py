@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -32,9 +33,15 @@ class Run:
     server: Server
     folder: Folder | None
     fingerprint: str
+    scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
     done: int = 0  # rounds
     seconds: float = 0.0  # spent before this process
     table: list[Record] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.bank.close()
+        if self.scratch:
+            self.scratch.cleanup()
 
 
 def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:

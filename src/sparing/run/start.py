@@ -2,9 +2,10 @@
 
 import hashlib
 import random
-import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,19 +13,19 @@ import torch
 
 from sparing.core import tree
 from sparing.core.compose import compose
-from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.errors import ConfigError
 from sparing.core.round import first_client, first_server
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job
 from sparing.engines.vector import Vector
 from sparing.run.bank import open_bank
 from sparing.run.config import PlanSection, Study, study_from
-from sparing.run.folder import Folder
+from sparing.run.folder import SLOTS, Folder
 from sparing.run.loop import Logger, Run, cohort, loop
 from sparing.run.methods import recipes
 from sparing.run.plan import device_of, settle_plan
 from sparing.run.results import Result
-from sparing.task.build import digits_task
+from sparing.task.build import build_task
 from sparing.task.task import Task
 
 ENGINES = {"vector": Vector, "debug": Debug}
@@ -63,7 +64,8 @@ def start(
     task = task or named_task(study)
     job, study = settled(study, task)
     folder = Folder.create(out, study.model_dump()) if out is not None else None
-    return loop(fresh(study, job, folder), loggers)
+    with closing(fresh(study, job, folder)) as state:
+        return loop(state, loggers)
 
 
 def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
@@ -75,23 +77,18 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
             f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
         )
     job, study = settled(study, task or named_task(study))
-    state = fresh(study, job, folder)
-    saved = folder.load(state.fingerprint)
-    if saved is not None:
-        server, bank, meta = saved
-        device = state.server.seen.device
-        if any(x.shape != state.server.model[name].shape for name, x in server.model.items()):
-            raise CheckpointError(f"{path} was trained with another model; resume with the one it was started with")
-        state.server = server.to(device)
-        state.bank.restore(bank)
-        state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records()
-    return loop(state, loggers)
+    with closing(fresh(study, job, folder)) as state:
+        saved = folder.load(state.fingerprint)
+        if saved is not None:
+            server, bank, meta = saved
+            state.server = server.to(state.server.seen.device)
+            state.bank.restore(bank)
+            state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records()
+        return loop(state, loggers)
 
 
 def named_task(study: Study) -> Task:
-    values = study.task.model_dump()
-    values.pop("data")
-    return digits_task(**values, seed=study.seed)
+    return build_task(**study.task.model_dump(), seed=study.seed)
 
 
 def settled(study: Study, task: Task) -> tuple[Job, Study]:
@@ -105,32 +102,22 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
     assert not isinstance(plan.chunk, str)
     assert not isinstance(plan.threads, str)
     initial = tree.tree_of(model)
-    task = on_device(task, device)
-    return Job(method, task, model, initial, study.seed, study.rounds, plan.path, plan.chunk, plan.threads), study
-
-
-def on_device(task: Task, device: torch.device) -> Task:
-    """The task with its samples where training happens."""
-    if device.type == "cpu":
-        return task
-    moved = object.__new__(Task)
-    moved.__dict__.update(task.__dict__)
-    moved.train = task.train.to(device)
-    moved.test = task.test.to(device) if task.test is not None else None
-    moved.test_all = tuple(x.to(device) for x in task.test_all) if task.test_all is not None else None  # type: ignore[assignment]
-    return moved
+    return Job(
+        method, task.to(device), model, initial, study.seed, study.rounds, plan.path, plan.chunk, plan.threads
+    ), study
 
 
 def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     """The run before its first round."""
     clients, device = len(job.task), next(iter(job.initial.values())).device
-    path = None
-    if study.plan.bank == "file":
-        path = folder.slots if folder else Path(tempfile.mkdtemp(prefix="sparing-")) / "clients.slots"
+    on_disk = study.plan.bank == "file"
+    scratch = TemporaryDirectory(prefix="sparing-") if on_disk and folder is None else None
+    home = Path(scratch.name) if scratch else folder.path if folder else None
+    path = home / SLOTS if on_disk and home else None
     bank = open_bank(first_client(job.method, job.initial), clients, device, path)
     server = first_server(job.method, job.initial, clients)
     engine = ENGINES[study.engine](job, bank)
-    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job))
+    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job), scratch)
 
 
 def fingerprint(study: Study, job: Job) -> str:

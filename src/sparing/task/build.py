@@ -15,7 +15,15 @@ from sparing.task.models import network
 from sparing.task.task import Task
 
 SPLITS = ("iid", "dirichlet")
+DATA = ("digits",)
 SKEWED: Mapping[str, float] = MappingProxyType({"dirichlet": 0.3})
+
+
+def build_task(data: str, clients: int, split: str | Mapping[str, float], model: str, seed: int) -> Task:
+    """A task by the name of its data, as the `task` section of a study describes it."""
+    if data not in DATA:
+        raise ConfigError(f"no data is called {data!r}; {nearest(data, DATA)}")
+    return digits_task(clients, split, model, seed)
 
 
 def digits_task(
@@ -33,8 +41,9 @@ def digits_task(
     labels = y.numpy()
     train, test = splits.train_test(labels, parts(labels, clients, split, seed), seed)
     shape = tuple(x.shape[1:])
-    network(model, shape, 10)  # an unknown name should be refused here, not at the first build
-    return Task(lambda: network(model, shape, 10), pick(x, y, train), pick(x, y, test), name="digits")
+    task = Task(lambda: network(model, shape, 10), pick(x, y, train), pick(x, y, test), name="digits")
+    task.build()  # an unknown name should be refused here, not at the first round
+    return task
 
 
 def parts(labels: np.ndarray, clients: int, split: str | Mapping[str, float], seed: int) -> splits.Parts:

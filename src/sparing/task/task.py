@@ -72,6 +72,15 @@ class Task:
             torch.default_generator.manual_seed(seed)
             return self.model()
 
+    def to(self, device: torch.device) -> "Task":
+        """The same task with its samples where training happens."""
+        moved = copy.copy(self)
+        moved.train = self.train.to(device)
+        moved.test = self.test.to(device) if self.test else None
+        if self.test_all:
+            moved.test_all = (self.test_all[0].to(device), self.test_all[1].to(device))
+        return moved
+
     @property
     def layout(self) -> Layout:
         return layout_of(self.build())
