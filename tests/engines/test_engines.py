@@ -70,12 +70,15 @@ def test_masks_and_bytes_do_not_depend_on_torch_threads(method):
 @pytest.mark.gpu
 @pytest.mark.parametrize("method", METHODS, ids=str)
 def test_gpu_agrees_with_the_cpu(method):
-    cpu = play(method, plan={"path": "loop"})
-    gpu = play(method, device="cuda", plan={"path": "stacked"})
+    """One round without TF32: the same bytes down; up, where rounding moves a top-k position, nearly so."""
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        cpu = play(method, rounds=1, plan={"path": "loop"})
+        gpu = play(method, rounds=1, device="cuda", plan={"path": "stacked"})
     assert gpu.down_bytes == cpu.down_bytes
-    assert abs(gpu.up_bytes - cpu.up_bytes) <= 0.02 * cpu.up_bytes
-    for name, x in cpu.model.items():
-        assert torch.allclose(gpu.model[name], x, rtol=2e-2, atol=2e-2), name
+    assert abs(gpu.up_bytes - cpu.up_bytes) <= 0.002 * cpu.up_bytes
+    far = [float((gpu.model[name] - x).abs().max()) for name, x in cpu.model.items()]
+    moved = 0.05 if "topk" in str(method) else 2e-3
+    assert max(far) < moved
 
 
 def test_debug_names_stage_client_and_round():

@@ -9,7 +9,8 @@ from sparing.core.compose import compose
 from sparing.core.parcel import row
 from sparing.core.protocols import Fit, Local
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
-from sparing.core.tree import Layout, expand, under
+from sparing.core.tree import Layout, expand, to, under
+from sparing.core.wire import nbytes, to_bytes
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
 from support import make_ctx, random_tree, small_layout
@@ -29,16 +30,18 @@ def fake_training(start, memory, ctx):
         size = x[0].numel()
         noise = ctx.uniform(f"move/{name}", size).reshape(-1, *x.shape[1:]) - 0.5
         after[name] = x + noise if x.is_floating_point() else (x + 2).expand(len(ctx.ids), *x.shape[1:]).clone()
-    return after, memory, {"loss": torch.zeros(len(ctx.ids))}
+    return after, memory, {"loss": torch.zeros(len(ctx.ids), device=ctx.ids.device)}
 
 
-def play(method, rounds=3, ids=(1, 4, 7), seed=0):
+def play(method, rounds=3, ids=(1, 4, 7), seed=0, device="cpu"):
     """Run rounds; give back the server, each client's state, and everything that crossed."""
-    server = first_server(method, MODEL, 50)
-    state = expand(first_client(method, MODEL), len(ids))
+    model = to(MODEL, device)
+    server = first_server(method, model, 50)
+    state = expand(first_client(method, model), len(ids))
     crossed = []
     for t in range(1, rounds + 1):
         ctx = make_ctx(list(ids), seed=seed, t=t)
+        ctx = ctx._replace(ids=ctx.ids.to(device), n=ctx.n.to(device))
         ctx = ctx._replace(first=~server.seen[ctx.ids])
         fold = begin(method, server, ctx)
         down = outgoing(method, server, ctx)
@@ -247,3 +250,19 @@ def test_clients_of_another_size():
     after, _ = settle(method, server, fold, cohort)
     assert torch.allclose(after.model["w"][0, :2], torch.tensor(1 + (10 * 1 + 30 * 2) / 40))
     assert torch.allclose(after.model["w"][0, 2:], torch.tensor(3.0)), "only the large client voted here"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", ["fedavg", "psfed", COMBINED, "randk+memory", "topk+fp16", "bf16+fedavgm"])
+def test_the_algebra_gives_the_same_bits_on_cpu_and_gpu(spec):
+    """Masks, codes, bytes, residuals and the fold: everything but local training."""
+    here, there = play(method_of(spec)), play(method_of(spec), device="cuda")
+    for (_, _, down, up, state, *_), (_, _, down_gpu, up_gpu, state_gpu, *_) in zip(here[2], there[2], strict=True):
+        for one, two in ((down, down_gpu), (up, up_gpu)):
+            assert torch.equal(nbytes(one), nbytes(two).cpu())
+            for k in range(3):
+                assert to_bytes(row(one, k), 0) == to_bytes(row(two, k), 0)
+        for name, x in state.items():
+            assert torch.equal(x, state_gpu[name].cpu()), name
+    for name, x in here[0].model.items():
+        assert torch.equal(x, there[0].model[name].cpu()), name

@@ -28,10 +28,10 @@ def test_codes_are_the_numpy_ones_and_errors_stay_within_half_a_step(x, bits):
     top = 2 ** (bits - 1) - 1
     leaf, back = through(torch.tensor([x], dtype=torch.float32), quant.uniform(layout(len(x)), bits))
     a = np.array(x, dtype=np.float32)
-    scale = np.float32(np.abs(a).max() / np.float32(top))
+    scale = np.abs(a).max() * np.float32(1 / top)
     codes = np.round(a / scale) if scale > 0 else np.zeros_like(a)
     np.testing.assert_array_equal(leaf.value[0].numpy(), np.clip(codes, -top, top))
-    assert np.abs(back[0].numpy() - a).max() <= scale / 2 * (1 + 1e-5)
+    assert np.abs(back[0].numpy() - a).max() <= scale / 2 * (1 + 1e-4)
 
 
 def test_stochastic_rounding_is_unbiased():

@@ -25,7 +25,7 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
             value = leaf.value.float()
             flat = value.flatten(1)
             peak = flat.abs().amax(dim=1) if flat.shape[1] else flat.new_zeros(flat.shape[0])
-            scale = (peak / top)[:, None]
+            scale = (peak * (1 / top))[:, None]  # a product: GPUs divide by a constant their own way
             steps = flat / torch.where(scale > 0, scale, 1.0)
             if stochastic:
                 codes = torch.floor(steps + view.ctx.uniform(f"round/{name}", flat.shape[1]))

@@ -4,6 +4,8 @@ A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says 
 """
 
 import json
+import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -154,5 +156,14 @@ def complain(text: str) -> None:
     typer.echo(f"sparing: {text}", err=True)
 
 
+def warn(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+    """What the library warns of, in its own voice; other people's warnings as Python shows them."""
+    if Path(filename).is_relative_to(Path(sparing.__file__).parent):
+        complain(f"note: {message}")
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, rest[0]))
+
+
 def main() -> None:
+    warnings.showwarning = warn
     app()

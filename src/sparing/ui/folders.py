@@ -48,9 +48,12 @@ def saved_round(folder: Path) -> int:
 
 
 def earlier_rounds(folder: Path) -> list[Record]:
-    """The records up to the last checkpoint."""
-    lines = (folder / ROUNDS).read_text().splitlines() if (folder / ROUNDS).exists() else []
-    return [row_read(line) for line in lines[1 : 1 + saved_round(folder)]]
+    """The records up to the last checkpoint; none if they cannot be read, which resuming itself will say better."""
+    done = saved_round(folder)
+    try:
+        return [row_read(line) for line in (folder / ROUNDS).read_text().splitlines()[1 : 1 + done]]
+    except (OSError, ValueError):
+        return []
 
 
 def where_it_stands(folder: Path, rounds: int) -> str:
