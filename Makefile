@@ -4,11 +4,11 @@ STAMP := .venv/.ready
 
 .PHONY: demo test lint bench setup clean
 
-demo: $(STAMP)                  ## FedAvg against five ways to send less, on the embedded digits
+demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
 
 test: lint $(STAMP)             ## everything CI checks
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -18,6 +18,10 @@ lint: $(STAMP)
 
 bench: $(STAMP)                 ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/fold.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/kill.py --bank memory
+	$(BIN)/python benchmarks/kill.py --bank file --seed 1
+	$(BIN)/python benchmarks/fuzz_wire.py --count 100000
 
 setup: $(STAMP)
 

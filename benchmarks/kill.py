@@ -5,7 +5,6 @@ python benchmarks/kill.py [--times 10] [--bank memory] [--rounds 20] [--seed 0]
 
 import argparse
 import json
-import os
 import random
 import signal
 import subprocess
@@ -29,16 +28,21 @@ def finished(arguments: list[str]) -> dict:
     return json.loads(done.stdout)
 
 
-def killed(arguments: list[str], folder: Path, after: float) -> int:
-    """Start a run and kill it `after` seconds into its rounds; the rounds its table had reached."""
+def killed(arguments: list[str], folder: Path, at: int, pause: float) -> int:
+    """Start a run and kill it `pause` seconds after its table shows `at` rounds; the rounds it had reached."""
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while not (folder / "rounds.csv").exists() and process.poll() is None:
-        time.sleep(0.002)
-    time.sleep(after)
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    return max(0, len((folder / "rounds.csv").read_text().splitlines()) - 1)
+    while process.poll() is None and reached(folder) < at:
+        time.sleep(0.001)
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    if process.wait() != -signal.SIGKILL:
+        raise SystemExit("the run was over before it could be killed; use more rounds")
+    return reached(folder)
+
+
+def reached(folder: Path) -> int:
+    path = folder / "rounds.csv"
+    return len(path.read_text().splitlines()) - 1 if path.exists() else -1
 
 
 def main() -> None:
@@ -58,11 +62,12 @@ def main() -> None:
         good = 0
         for i in range(args.times):
             folder = Path(place) / f"killed{i}"
-            reached = killed(command(folder, args.rounds, args.bank), folder, draw.uniform(0, took))
+            at, pause = draw.randrange(args.rounds - 2), draw.uniform(0, took / args.rounds)
+            rounds = killed(command(folder, args.rounds, args.bank), folder, at, pause)
             got = finished([sys.executable, "-m", "sparing", "resume", str(folder), "--json"])
             same = got["model_sha256"] == want["model_sha256"] and (folder / "ledger.csv").read_bytes() == tables
             good += same
-            print(f"  killed after {reached:2d} rounds: {'same model, same ledger' if same else 'DIFFERENT'}")
+            print(f"  killed after {rounds:2d} rounds: {'same model, same ledger' if same else 'DIFFERENT'}")
     print(f"{good} of {args.times} the same")
     raise SystemExit(good != args.times)
 

@@ -24,7 +24,7 @@ METHODS = [
     ["personal", {"psfed": {"per_client": True}}, {"topk": {"ratio": 0.2}}, "int8", "memory", "fedavgm"],
     ["psfed", {"randk": {"ratio": 0.5}}, "fp16"],
 ]
-QUICK = {"rounds": 3, "sample": 6, "seed": 5, "local": {"lr": 0.1, "batch": 16, "momentum": 0.9}}
+QUICK = {"rounds": 3, "sample": 6, "seed": 5, "local": {"epochs": 1, "batch": 16, "momentum": 0.9}}
 TASK = {"clients": 12, "split": {"dirichlet": 0.3}}
 
 

@@ -55,8 +55,12 @@ def test_lists_and_plus_are_the_same():
         ({"engine": "fast"}, "engine: .*'vector' or 'debug'"),
         ({"method": ""}, "name at least one"),
         ({"method": []}, "name at least one"),
-        ({"method": 7}, "method"),
-        ({"task": "digits"}, "task: .*"),
+        ({"method": 7}, "method entry 7 is neither a name"),
+        ({"method": [{"topk": 0.1}]}, r"method entry \{'topk': 0.1\} is neither a name"),
+        ({"local": 3}, r"local is 3; it has keys of its own, such as \{epochs: ...\}"),
+        ({"sample": True}, "sample is true"),
+        ({"local": {"lr": float("inf")}}, "local.lr: .*finite"),
+        ({"seed": 10**30}, "seed: .*less than"),
     ],
 )
 def test_mistakes_become_one_sentence(values, words):

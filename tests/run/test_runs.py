@@ -11,14 +11,14 @@ from safetensors import safe_open
 from torch import nn
 
 import sparing
-from sparing.core.errors import CheckpointError, ConfigError, DataError, MethodError, TrainingError
+from sparing.core.errors import CheckpointError, ConfigError, DataError, MethodError, SparingError, TrainingError
 from sparing.run.loop import cohort, spread
 from sparing.run.results import COLUMNS, worst_decile
 from sparing.task.models import network
 
 TASK = {"clients": 10, "model": "mlp"}
 METHOD = "psfed+topk+int8+memory"
-OPTIONS = {"rounds": 6, "sample": 5, "local": {"lr": 0.1}, "seed": 3}
+OPTIONS = {"rounds": 6, "sample": 5, "local": {"epochs": 1, "batch": 32}, "seed": 3}
 
 
 class Stop(Exception):
@@ -127,13 +127,21 @@ def test_a_checkpoint_of_another_config_is_refused_and_kept(tmp_path):
     folder = broken_run(tmp_path)
     config = folder / "config.yaml"
     good = config.read_text()
-    config.write_text(good.replace("lr: 0.1", "lr: 0.2"))
+    config.write_text(good.replace("lr: 0.1\n", "lr: 0.2\n"))
     before = (folder / "checkpoint.safetensors").read_bytes()
     with pytest.raises(CheckpointError, match="another config"):
         sparing.resume(folder)
     assert (folder / "checkpoint.safetensors").read_bytes() == before
     config.write_text(good)
     sparing.resume(folder)
+
+
+@pytest.mark.parametrize("text", ["", "- a", "a: [", "rounds: -1"])
+def test_a_broken_config_is_refused_in_words(tmp_path, text):
+    folder = broken_run(tmp_path)
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(SparingError):
+        sparing.resume(folder)
 
 
 def test_another_task_is_refused(tmp_path):
@@ -144,13 +152,19 @@ def test_another_task_is_refused(tmp_path):
         sparing.resume(tmp_path / "a", task=smaller)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "altered", "slots altered", "table shortened", "slots missing"])
+DAMAGE = ["truncated", "altered", "slots altered", "table shortened", "table altered", "slots missing"]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_damage_is_noticed_and_named(tmp_path, damage):
     folder = broken_run(tmp_path, plan={"bank": "file"})
     if damage == "slots missing":
         (folder / "clients.slots").unlink()
     elif damage == "table shortened":
         (folder / "rounds.csv").write_text("round\n")
+    elif damage == "table altered":
+        size = (folder / "rounds.csv").stat().st_size
+        (folder / "rounds.csv").write_text("x" * size)
     else:
         path = folder / ("clients.slots" if "slots" in damage else "checkpoint.safetensors")
         data = bytearray(path.read_bytes())

@@ -166,6 +166,7 @@ BAD = {
     "unsound": (["method=int8+fp16"], ["'fp16'", "keep one"]),
     "nothing to remember": (["method=memory"], ["memory", "topk"]),
     "no such layer": (["method={personal: {layers: [heat]}}"], ["'heat'", "did you mean 'head'"]),
+    "unknown data": (["task.data=digit"], ["'digit'", "did you mean 'digits'"]),
     "unknown model": (["task.model=cmn"], ["'cmn'", "did you mean 'cnn'"]),
     "unknown split": (["task.split=dirichelt"], ["'dirichelt'", "did you mean 'dirichlet'"]),
     "unknown device": (["device=gpux"], ["'gpux'", "cpu"]),

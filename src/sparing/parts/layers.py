@@ -10,6 +10,8 @@ from sparing.core.tree import Layout
 
 def personal(layout: Layout, layers: list[str] | None = None) -> Share:
     """Tensors of `layers` are the client's own and private; by default those of the last layer."""
+    if layers == []:
+        raise MethodError("personal.layers is empty; name at least one layer, or leave it out for the last one")
     home = matching(layout, layers, "personal.layers") if layers is not None else head(layout)
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
     return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home)

@@ -7,14 +7,32 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=False, validate_default=True)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def no_truths(cls, values: Any) -> Any:
+        """No key here means yes or no, and YAML is quick to read a word as one."""
+        for key, value in values.items() if isinstance(values, dict) else ():
+            if isinstance(value, bool):
+                raise ValueError(f"{key} is {str(value).lower()}, which no key can be; quote it if it is a word")
+        return values
 
 
 class TaskSection(Section):
@@ -25,11 +43,11 @@ class TaskSection(Section):
 
 
 class LocalSection(Section):
-    epochs: PositiveInt = 1
+    epochs: PositiveInt = 5
     steps: PositiveInt | None = None
-    batch: PositiveInt = 32
+    batch: PositiveInt = 10
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = 0.05
+    lr: PositiveFloat = 0.1
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
@@ -59,13 +77,13 @@ class Study(Section):
     """Everything a run depends on. Every key is optional."""
 
     task: TaskSection = TaskSection()
-    method: list[str | dict[str, dict[str, Any] | None]] = ["fedavg"]
+    method: list[Any] = ["fedavg"]
     local: LocalSection = LocalSection()
     rounds: PositiveInt = 20
     sample: PositiveInt | PositiveFloat = 0.5
     engine: Literal["vector", "debug"] = "vector"
     device: str = "auto"
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     evaluate: EvaluateSection = EvaluateSection()
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
@@ -81,6 +99,8 @@ def study_from(values: dict[str, Any], where: str = "study") -> Study:
     values = dict(values)
     if "method" in values:
         values["method"] = method_list(values["method"])
+    if isinstance(values.get("task"), str):
+        values["task"] = {"data": values["task"]}
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
@@ -141,7 +161,20 @@ def method_list(value: Any) -> list[Any]:
         out += [part.strip() for part in item.split("+")] if isinstance(item, str) else [item]
     if not out or "" in out:
         raise ConfigError(f"method is {value!r}; name at least one, such as fedavg or psfed+int8")
+    for item in out:
+        named(item)
     return out
+
+
+def named(entry: Any) -> tuple[str, dict[str, Any]]:
+    """`topk` or `{topk: {ratio: 0.1}}` as (name, options)."""
+    if isinstance(entry, str):
+        return entry, {}
+    if isinstance(entry, dict) and len(entry) == 1:
+        name, options = next(iter(entry.items()))
+        if isinstance(name, str) and (options is None or isinstance(options, dict)):
+            return name, dict(options or {})
+    raise ConfigError(f"method entry {entry!r} is neither a name like topk nor {{topk: {{ratio: 0.1}}}}")
 
 
 def sentence(error: ValidationError) -> str:
@@ -150,8 +183,19 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         *parents, last = [str(part) for part in first["loc"]]
         return f"unknown key {'.'.join([*parents, last])!r}; {nearest(last, section_at(parents).model_fields)}"
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    if first["type"] == "model_type":
+        return (
+            f"{keys_in(first['loc'])} is {first['input']!r}; it has keys of its own, such as {example_of(first['loc'])}"
+        )
     seen = f" (seen: {first['input']!r})" if not isinstance(first["input"], dict) else ""
-    return f"{keys_in(first['loc'])}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
+    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
+
+
+def example_of(location: Sequence[int | str]) -> str:
+    names = list(section_at([str(part) for part in location]).model_fields)
+    return f"{{{names[0]}: ...}}"
 
 
 def keys_in(location: Sequence[int | str]) -> str:

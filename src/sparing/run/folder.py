@@ -16,6 +16,7 @@ from sparing.core.tree import Tree, prefixed, under
 from sparing.engines.engine import Outcome
 from sparing.run import checkpoint, ledger
 from sparing.run.bank import Bank
+from sparing.run.config import read_yaml
 from sparing.run.files import write_atomic, write_json
 from sparing.run.results import COLUMNS, Record, Result, row_read, row_text
 
@@ -52,7 +53,7 @@ class Folder:
         path = Path(path)
         if not (path / CONFIG).is_file():
             raise ConfigError(f"{path} holds no run: there is no {CONFIG} in it; check the path")
-        return cls(path), yaml.safe_load((path / CONFIG).read_text())
+        return cls(path), read_yaml(path / CONFIG)
 
     def empty_tables(self) -> None:
         (self.path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
@@ -101,8 +102,18 @@ class Folder:
                 )
             os.truncate(path, size)
 
-    def records(self) -> list[Record]:
-        return [row_read(line) for line in (self.path / ROUNDS).read_text().splitlines()[1:]]
+    def records(self, rounds: int) -> list[Record]:
+        """The table so far, which must have one row for every round."""
+        path = self.path / ROUNDS
+        try:
+            table = [row_read(line) for line in path.read_text().splitlines()[1:]]
+        except (ValueError, TypeError):
+            table = []
+        if [record.round for record in table] != list(range(1, rounds + 1)):
+            raise CheckpointError(
+                f"{path} does not hold rounds 1 to {rounds} as they were written; restore it from a copy"
+            )
+        return table
 
     def finish(self, result: Result) -> None:
         write_json(self.path / SUMMARY, result.summary)

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Recipe
 from sparing.core.registry import find
+from sparing.run.config import named
 
 
 def recipes(method: list[Any]) -> list[Recipe]:
@@ -20,19 +21,11 @@ def recipes(method: list[Any]) -> list[Recipe]:
     return made
 
 
-def named(entry: Any) -> tuple[str, dict[str, Any]]:
-    """`topk` or `{topk: {ratio: 0.1}}` as (name, options)."""
-    if isinstance(entry, str):
-        return entry, {}
-    if isinstance(entry, dict) and len(entry) == 1:
-        name, options = next(iter(entry.items()))
-        if options is None or isinstance(options, dict):
-            return name, dict(options or {})
-    raise ConfigError(f"method entry {entry!r} is not a name or {{name: {{option: value}}}}")
-
-
 def checked(name: str, make: Any, options: dict[str, Any]) -> dict[str, Any]:
     parameters, hints = inspect.signature(make).parameters, get_type_hints(make)
+    missing = [p.name for p in parameters.values() if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ConfigError(f"method {name!r} needs the option {missing[0]!r}; write {{{name}: {{{missing[0]}: ...}}}}")
     out = {}
     for key, value in options.items():
         if key not in parameters:

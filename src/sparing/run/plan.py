@@ -20,10 +20,12 @@ BANK = 2 << 30  # bytes of client state that may live in memory
 def device_of(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.partition(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; use auto, cpu or cuda")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device is {name!r}; use auto, cpu or cuda") from None
+        raise ConfigError(f"device is {name!r}; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device is {name!r}, but this machine has no usable GPU; use cpu or auto")
     return device

@@ -83,7 +83,7 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
             server, bank, meta = saved
             state.server = server.to(state.server.seen.device)
             state.bank.restore(bank)
-            state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records()
+            state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records(meta["round"])
         return loop(state, loggers)
 
 

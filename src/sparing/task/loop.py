@@ -84,8 +84,12 @@ def together(job: Job, works: list[Working], after: Tree) -> list[float] | None:
             raise
 
     with ThreadPoolExecutor(len(works)) as pool:
-        for future in [pool.submit(work, mine) for mine in works]:
-            future.result()
+        try:
+            for future in [pool.submit(work, mine) for mine in works]:
+                future.result()
+        except BaseException:  # Ctrl-C reaches this thread only
+            stop.append("interrupted")
+            raise
     return None if stop else losses
 
 

@@ -6,6 +6,7 @@ A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says 
 import json
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ import sparing
 from sparing.core.errors import SparingError
 from sparing.core.registry import known
 from sparing.run.config import load_study
+from sparing.run.loop import Logger
 from sparing.run.results import Result
 from sparing.run.start import resume as continue_run
 from sparing.run.start import start
@@ -60,12 +62,14 @@ def show_version(wanted: bool) -> None:
 
 @app.callback()
 def top(
-    version: Annotated[bool, typer.Option("--version", callback=show_version, is_eager=True, help="And exit.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
 ) -> None:
     """Federated learning that sends only what matters.
 
     \b
-    sparing demo                                 see what sending less costs, in half a minute
+    sparing demo                                 see what sending less costs, in under a minute
     sparing methods                              what there is to combine
     sparing run method=psfed+int8 rounds=30      train
     """
@@ -130,12 +134,12 @@ def demo(
     demonstration.print_footer(rounds, console)
 
 
-def finish(folder: Path, progress: Progress, as_json: bool, go: Any) -> None:
+def finish(folder: Path, progress: Progress, as_json: bool, go: Callable[[Sequence[Logger]], Result]) -> None:
     """Run to the end under the eyes of the user, then say what came of it."""
     console = Console()
     try:
         if as_json:
-            result: Result = go(())
+            result = go(())
         else:
             with watching(progress, console) as logger:
                 result = go((logger,))

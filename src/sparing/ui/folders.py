@@ -41,7 +41,7 @@ def study_of(folder: Path) -> Study:
 def saved_round(folder: Path) -> int:
     """The round of the last checkpoint, 0 if there is none; only its header is read."""
     path = folder / CHECKPOINT
-    if not path.exists():
+    if not path.is_file():
         return 0
     with open(path, "rb") as file:
         return json.loads(verified_head(file, path)["__metadata__"]["meta"])["round"]
