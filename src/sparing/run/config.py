@@ -183,14 +183,13 @@ def sentence(error: ValidationError) -> str:
     if first["type"] == "extra_forbidden":
         *parents, last = [str(part) for part in first["loc"]]
         return f"unknown key {'.'.join([*parents, last])!r}; {nearest(last, section_at(parents).model_fields)}"
+    where, seen = keys_in(first["loc"]), first["input"]
     if first["type"] == "value_error":
-        return str(first["ctx"]["error"])
+        return first["msg"].removeprefix("Value error, ")
     if first["type"] == "model_type":
-        return (
-            f"{keys_in(first['loc'])} is {first['input']!r}; it has keys of its own, such as {example_of(first['loc'])}"
-        )
-    seen = f" (seen: {first['input']!r})" if not isinstance(first["input"], dict) else ""
-    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{seen}"
+        return f"{where} is {seen!r}; it has keys of its own, such as {example_of(first['loc'])}"
+    what = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{where}: {what}" if isinstance(seen, dict) else f"{where}: {what} (seen: {seen!r})"
 
 
 def example_of(location: Sequence[int | str]) -> str:
