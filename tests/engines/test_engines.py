@@ -83,7 +83,7 @@ def test_gpu_agrees_with_the_cpu(method):
 
 def test_debug_names_stage_client_and_round():
     def broken(output, y):
-        return output.sum(dim=1) * float("nan")
+        return output.sum(dim=1) * float("nan" if output.requires_grad else 0)
 
     x, y = torch.rand(8, 2), torch.tensor([0, 1] * 4)
     task = sparing.Task(lambda: torch.nn.Linear(2, 2), train=[(x, y), (x, y)], loss=broken)
@@ -93,7 +93,9 @@ def test_debug_names_stage_client_and_round():
 
 def test_debug_names_the_place_of_a_foreign_error():
     def broken(output, y):
-        raise KeyError("boom")
+        if output.requires_grad:
+            raise KeyError("boom")
+        return output[:, 0]
 
     x, y = torch.rand(8, 2), torch.tensor([0, 1] * 4)
     task = sparing.Task(lambda: torch.nn.Linear(2, 2), train=[(x, y)], loss=broken)

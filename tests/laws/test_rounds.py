@@ -5,12 +5,15 @@ import itertools
 import pytest
 import torch
 
-from sparing.core.compose import compose
-from sparing.core.parcel import row
-from sparing.core.protocols import Fit, Local
-from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
-from sparing.core.tree import Layout, expand, to, under
-from sparing.core.wire import nbytes, to_bytes
+from sparing.core.compose import compose, narrow
+from sparing.core.errors import TrainingError, WireError
+from sparing.core.parcel import Cut, Parcel, row
+from sparing.core.protocols import Codec, Fit, Local, Share
+from sparing.core.reduce import largest
+from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, schema_down, settle
+from sparing.core.tree import Layout, column, expand, flat, to, under
+from sparing.core.wire import from_bytes, nbytes, to_bytes
+from sparing.parts import quant
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
 from support import make_ctx, random_tree, small_layout
@@ -250,6 +253,154 @@ def test_clients_of_another_size():
     after, _ = settle(method, server, fold, cohort)
     assert torch.allclose(after.model["w"][0, :2], torch.tensor(1 + (10 * 1 + 30 * 2) / 40))
     assert torch.allclose(after.model["w"][0, 2:], torch.tensor(3.0)), "only the large client voted here"
+
+
+def test_a_client_without_a_vote_leaves_no_trace():
+    """Even where a codec's decoder fills in every coordinate, as a rotation would."""
+    fill = Codec(
+        encode=lambda parcel, state, view: (parcel, state),
+        decode=lambda parcel, ctx: Parcel(
+            {name: leaf._replace(value=torch.full_like(leaf.value, 0.5)) for name, leaf in parcel.leaves.items()},
+            parcel.notes,
+        ),
+    )
+    method = method_of([{"psfed": {"per_client": True, "fraction": 0.3}}])._replace(up=(fill,))
+    _, before, _, _, _, after, _ = play(method, rounds=1)[2][0]
+    moved = (after.model["3.weight"] - before.model["3.weight"]).flatten()
+    assert torch.allclose(moved[moved != 0], torch.tensor(0.5), atol=1e-5)
+
+
+def told_share(layout):
+    """The largest half of each tensor: chosen from values, so its index travels down; known on the way up."""
+
+    def down(state, model, ctx):
+        cuts = {}
+        for name, shape in layout.shapes.items():
+            x = flat(model[name]).double()
+            cuts[name] = Cut(largest(x, max(1, x.shape[1] // 2)).reshape(1, *shape), told=True)
+        return cuts
+
+    return Share(
+        down=down,
+        up=lambda got, ctx: {name: Cut(cut.mask) for name, cut in got.items()},
+        init=lambda model: {"rounds": torch.zeros(1)},
+        learn=lambda state, blended, ctx: {"rounds": state["rounds"] + len(blended.ids)},
+        own=frozenset(layout.shapes),
+    )
+
+
+def test_a_told_scope_travels_and_the_share_learns():
+    method = method_of("topk+int8+memory")
+    method = method._replace(share=narrow(method.share, told_share(LAYOUT)))
+    server, _, crossed = play(method)
+    assert server.share["b/rounds"].item() == 9
+    for ctx, before, down, *_ in crossed:
+        one = ctx.at(slice(0, 1))
+        expected = schema_down(method, MODEL, one)
+        arrived = from_bytes(to_bytes(down, 0, expected.about), expected)
+        for name, leaf in arrived.leaves.items():
+            assert leaf.told
+            assert torch.equal(leaf.value, torch.where(leaf.scope, before.model[name], torch.zeros_like(leaf.value)))
+            assert not leaf.scope.all() or leaf.scope.numel() == 1
+        assert int(nbytes(down)[0]) > int(nbytes(outgoing(method_of("topk"), before, one))[0]) // 2
+
+
+def test_serve_gives_every_client_its_own_model_and_notes():
+    def serve(state, model, ctx):
+        gift = column(ctx.ids.float(), model["3.weight"])
+        return model | {"3.weight": model["3.weight"] + gift}, {"hint": ctx.ids.float()}
+
+    method = method_of("fedavg")
+    method = method._replace(blend=method.blend._replace(serve=serve, notes={"hint": 1}))
+    ctx, _, down, up, _, after, _ = play(method, rounds=1)[2][0]
+    assert torch.equal(down.notes["hint"], ctx.ids.float())
+    expected = schema_down(method, MODEL, ctx.at(slice(1, 2)))
+    assert from_bytes(to_bytes(down, 1, expected.about), expected).notes["hint"].tolist() == [4.0]
+    share = (ctx.n.double() / ctx.n.sum()).reshape(-1, 1, 1)
+    want = (share * (down.leaves["3.weight"].value + up.leaves["3.weight"].value).double()).sum(dim=0)
+    assert torch.allclose(after.model["3.weight"][0].double(), want, atol=1e-5), "value = sent + increment"
+
+
+def test_a_tensor_that_only_goes_up_is_an_increment_on_zero():
+    cuts = {name: Cut() for name in LAYOUT.shapes}
+    head = {name for name in cuts if name.startswith("3.")}
+    share = Share(
+        down=lambda state, model, ctx: {name: cut for name, cut in cuts.items() if name not in head},
+        up=lambda got, ctx: cuts,
+        own=frozenset(head),
+    )
+    method = method_of("fedavg")._replace(share=share)
+    ctx, _, down, up, state, after, _ = play(method, rounds=1)[2][0]
+    assert not head & down.leaves.keys()
+    assert torch.equal(up.leaves["3.bias"].value, state["own/3.bias"])
+    weight = (ctx.n.double() / ctx.n.sum())[:, None]
+    assert torch.allclose(after.model["3.bias"][0].double(), (weight * state["own/3.bias"]).sum(dim=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "stage", [quant.uniform(LAYOUT, 8), quant.uniform(LAYOUT, 8, True), quant.half(LAYOUT, torch.bfloat16)]
+)
+def test_a_lossy_downlink_counts_from_what_arrived(stage):
+    method = method_of("topk+memory")._replace(down=(stage,))
+    ctx, before, down, up, _, after, _ = play(method, rounds=1)[2][0]
+    held = stage.decode(down, ctx).leaves["3.weight"].value
+    assert not torch.equal(held, before.model["3.weight"])
+    weight = (ctx.n.double() / ctx.n.sum()).reshape(-1, 1, 1)
+    want = (weight * (held + up.leaves["3.weight"].value).double()).sum(dim=0)
+    assert torch.allclose(after.model["3.weight"][0].double(), want, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("notes", "words"), [({"n": 0.0}, "reported 0 samples"), ({"n": float("nan")}, "reported nan")]
+)
+def test_senseless_notes_are_refused(notes, words):
+    method = method_of("fedavg")
+    ctx, before, down, up, *_ = play(method, rounds=1)[2][0]
+    bad = up._replace(notes=up.notes | {"n": torch.full((3,), notes["n"])})
+    with pytest.raises(WireError, match=words):
+        incoming(method, before, begin(method, before, ctx), down, bad, ctx)
+
+
+def test_a_parcel_with_other_tensors_is_refused():
+    method = method_of("fedavg")
+    ctx, before, down, up, *_ = play(method, rounds=1)[2][0]
+    leaves = {name: leaf for name, leaf in up.leaves.items() if name != "3.bias"}
+    with pytest.raises(WireError, match=r"disagree about '3.bias'"):
+        incoming(method, before, begin(method, before, ctx), down, up._replace(leaves=leaves), ctx)
+
+
+def test_a_parcel_of_another_round_or_client_is_refused():
+    method = method_of("fedavg")
+    ctx, _, down, *_ = play(method, rounds=1)[2][0]
+    one = ctx.at(slice(0, 1))
+    data = to_bytes(down, 0, schema_down(method, MODEL, one).about)
+    for other in (one._replace(round=2), ctx.at(slice(1, 2)), one._replace(seed=9)):
+        with pytest.raises(WireError):
+            from_bytes(data, schema_down(method, MODEL, other))
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    method = method_of([{"fedavgm": {"lr": 1e300}}])
+    with pytest.raises(TrainingError, match=r"layer .* is not finite after round 1"):
+        play(method, rounds=1)
+    with pytest.raises(TrainingError, match="is not finite at the start"):
+        first_server(method, {name: x / 0 for name, x in MODEL.items()}, 5)
+
+
+def test_large_integers_are_moved_exactly():
+    layout = Layout({"w": (2,), "steps": ()}, {"w": torch.float32, "steps": torch.int64}, frozenset({"steps"}))
+    method = compose(layout)
+    server = first_server(method, {"w": torch.zeros(1, 2), "steps": torch.tensor([2**62 + 1])}, 5)
+    ctx = make_ctx([0, 1])
+
+    def train(start, memory, ctx):
+        steps = start["steps"].expand(2) + torch.tensor([3, 5])
+        return {"w": start["w"].expand(2, 2), "steps": steps}, memory, {"loss": torch.zeros(2)}
+
+    fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
+    up, _ = client(method, {}, down, train, ctx)
+    incoming(method, server, fold, down, up, ctx)
+    assert settle(method, server, fold, ctx)[0].model["steps"].item() == 2**62 + 1 + 4
 
 
 @pytest.mark.gpu

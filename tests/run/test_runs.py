@@ -12,7 +12,7 @@ from torch import nn
 
 import sparing
 from sparing.core.errors import CheckpointError, ConfigError, DataError, MethodError, SparingError, TrainingError
-from sparing.run.loop import cohort, spread
+from sparing.run.loop import cohort_size, spread
 from sparing.run.results import COLUMNS, worst_decile
 from sparing.task.models import network
 
@@ -215,11 +215,10 @@ def test_bad_data_is_refused():
         own_task(train=[(x, y), (x * float("nan"), y)])
 
 
-def test_cohorts_are_drawn_without_replacement_and_differ_between_rounds():
-    drawn = [cohort(0, t, 50, 0.2).tolist() for t in range(20)]
-    assert all(len(set(ids)) == 10 and ids == sorted(ids) for ids in drawn)
-    assert len({tuple(ids) for ids in drawn}) == 20
-    assert cohort(0, 1, 50, 50).tolist() == list(range(50))
+def test_a_share_or_a_count_of_clients():
+    assert cohort_size(50, 0.2) == cohort_size(50, 10) == 10
+    assert cohort_size(50, 1) == 1, "a whole number is a count"
+    assert cohort_size(50, 1.0) == 50
 
 
 def test_worst_decile_and_spread():

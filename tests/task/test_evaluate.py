@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.core.tree import sha256, stack, tree_of
+from sparing.core.tree import cat, sha256, tree_of
 from sparing.task.clients import Clients
 from sparing.task.evaluate import evaluate, evaluate_all
 from sparing.task.losses import cross_entropy, squared_error
@@ -29,7 +29,7 @@ def plain(model, x, y):
 
 def test_each_client_its_own_model():
     models, data = [net() for _ in SIZES], cohort()
-    tree = stack([model.state_dict() for model in models])
+    tree = cat([tree_of(model) for model in models])
     out = evaluate(net(), cross_entropy, tree, data, torch.arange(4))
     assert out["count"].tolist() == SIZES
     for k in (0, 2, 3):

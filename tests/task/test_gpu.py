@@ -1,5 +1,7 @@
 """The same training on a GPU, within rounding."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,10 +9,12 @@ from torch import nn
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import to, tree_of
+from sparing.task.augment import augments
 from sparing.task.clients import Clients
 from sparing.task.evaluate import evaluate
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
+from sparing.task.models.resnet import Basic, resnet
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -46,3 +50,24 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
     assert torch.allclose(mine["loss"], theirs["loss"])
     shared = evaluate(model, cross_entropy, start, data.to(where), ids.to(where))
     assert torch.allclose(shared["loss"], evaluate(model, cross_entropy, tree_of(model), data, ids)["loss"])
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
+    g = torch.Generator().manual_seed(0)
+    pairs = [
+        (torch.randint(256, (n, 2, 8, 8), generator=g, dtype=torch.uint8), torch.randint(3, (n,), generator=g))
+        for n in (5, 20, 1)
+    ]
+    data = replace(Clients.of(pairs), augment=augments(["crop", "flip"], (2, 8, 8)))
+    ids, local = torch.arange(3), Local((Phase(epochs=2, batch=8),))
+    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count, clients=3, samples=26)
+    for norm in ("group", "static"):
+        model = resnet(Basic, (1, 1), 2, 3, norm, width=8)
+        wanted, _ = train(model, cross_entropy, data, local, tree_of(model), ctx)
+        after, _ = train(model, cross_entropy, data.to(where), local, to(tree_of(model), "cuda"), ctx, path=path)
+        for name, x in wanted.items():
+            assert torch.allclose(after[name].cpu(), x, rtol=1e-2, atol=1e-3), name
+        mine = evaluate(model, cross_entropy, to(wanted, "cuda"), data.to(where), ids)
+        assert torch.allclose(mine["loss"], evaluate(model, cross_entropy, wanted, data, ids)["loss"], rtol=1e-3)

@@ -45,18 +45,19 @@ def chain(*codecs: Codec) -> Codec:
     return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits)
 
 
-def feedback(codec: Codec) -> Codec:
+def feedback(codec: Codec, private: frozenset[str] = frozenset()) -> Codec:
     """Error feedback: what `codec` leaves out or rounds away is added to the next update.
 
     decoded + residual = wanted, exactly for sparsifiers, to rounding for quantisers. Coordinates outside the scope
     of a round keep their residual, as do clients that sit out. A parcel that never arrived is put back by `lost`.
+    Private tensors are never sent, so nothing is remembered of them.
     """
 
     def init(layout: Layout) -> Tree:
         residual = {
             name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name])
             for name in layout.params
-            if layout.dtypes[name].is_floating_point
+            if layout.dtypes[name].is_floating_point and name not in private
         }
         return prefixed("residual", residual) | prefixed("inner", codec.init(layout))
 

@@ -4,7 +4,7 @@ from sparing.core.codec import chain, feedback
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, intersect
-from sparing.core.protocols import Codec, Local, Method, Recipe, Share
+from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Share
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
@@ -22,7 +22,7 @@ def everything(layout: Layout, buffers: str = "shared") -> Share:
     """Share the whole model; buffers only if they are `shared`, otherwise each client keeps its own."""
     home = frozenset() if buffers == "shared" else layout.buffers
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
-    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home)
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home)
 
 
 def narrow(a: Share, b: Share) -> Share:
@@ -37,16 +37,16 @@ def narrow(a: Share, b: Share) -> Share:
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         return intersect(a.up(got, ctx), b.up(got, ctx))
 
-    def learn(state: Tree, update: Tree, ctx: Ctx) -> Tree:
-        learned_a = a.learn(under("a", state), update, ctx)
-        return prefixed("a", learned_a) | prefixed("b", b.learn(under("b", state), update, ctx))
+    def learn(state: Tree, blended: Blended, ctx: Ctx) -> Tree:
+        learned_a = a.learn(under("a", state), blended, ctx)
+        return prefixed("a", learned_a) | prefixed("b", b.learn(under("b", state), blended, ctx))
 
-    return Share(down, up, init, learn, a.own | b.own)
+    return Share(down, up, init, learn, a.own | b.own, a.private | b.private)
 
 
 def uplink(method: Method) -> Codec:
     """The client's whole chain, with error feedback around it if the method asks for memory."""
-    return feedback(chain(*method.up)) if method.memory else chain(*method.up)
+    return feedback(chain(*method.up), method.share.private) if method.memory else chain(*method.up)
 
 
 def downlink(method: Method) -> Codec:
@@ -54,31 +54,45 @@ def downlink(method: Method) -> Codec:
 
 
 def refuse_unsound(method: Method) -> None:
-    traits = [(codec.name, codec.traits) for codec in method.up]
-    for i, (name, here) in enumerate(traits):
-        before = frozenset[str]().union(*(t for _, t in traits[:i]))
-        if "codes" in here and "codes" in before:
-            raise MethodError(f"{name!r} cannot follow another quantiser: its input is codes already; keep one of them")
-        if "unbiased" in here and "codes" in before:
-            raise MethodError(f"{name!r} cannot scale codes up; put it before the quantiser or set unbiased: false")
-        if "basis" in here and "sparse" in before:
-            raise MethodError(f"{name!r} changes the basis, so positions chosen before it mean nothing; put it first")
+    for stages in (method.up, method.down):
+        refuse_order(stages)
     if method.memory:
-        if not any(codec.lossy for codec in method.up):
-            raise MethodError("memory has nothing to remember: no stage of the uplink is lossy; add one, such as topk")
-        for name, here in traits:
-            if "rotates" in here:
-                raise MethodError(
-                    f"memory cannot hold residuals of {name!r}: its basis rotates every round; drop memory"
-                )
-            if "remembers" in here:
-                raise MethodError(f"{name!r} keeps its own memory; drop `memory` from the list")
-            if "unbiased" in here:
-                raise MethodError(f"{name!r} scales its values up, which memory would amplify; set unbiased: false")
-    if method.blend.collect is not None:
-        for step in method.blend.steps:
-            if step.needs_mean:
-                raise MethodError(f"{step.name!r} needs a weighted mean and cannot follow a collecting blend; drop one")
+        refuse_memory(method.up)
+    for step in method.blend.steps:
+        if method.blend.collect is not None and step.needs_mean:
+            raise MethodError(f"{step.name!r} needs a weighted mean and cannot follow a collecting blend; drop one")
     for codec in method.down:
         if codec.init(method.layout):
             raise MethodError(f"{codec.name!r} remembers per client and cannot compress the downlink; use it upstream")
+        if "sparse" in codec.traits:
+            raise MethodError(f"{codec.name!r} would send zeros for weights it leaves out; use it upstream")
+
+
+def refuse_order(stages: tuple[Codec, ...]) -> None:
+    before: frozenset[str] = frozenset()
+    for codec in stages:
+        name, here = codec.name, codec.traits
+        if "codes" in before:
+            if "codes" in here:
+                raise MethodError(f"{name!r} cannot follow another quantiser: its input is codes already; keep one")
+            if "unbiased" in here:
+                raise MethodError(f"{name!r} cannot scale codes up; put it before the quantiser or set unbiased: false")
+            if "ranks" in here:
+                raise MethodError(f"{name!r} over: model cannot compare codes of layers scaled apart; put it first")
+        if "basis" in here and "sparse" in before:
+            raise MethodError(f"{name!r} changes the basis, so positions chosen before it mean nothing; put it first")
+        before |= here
+
+
+def refuse_memory(stages: tuple[Codec, ...]) -> None:
+    if not any(codec.lossy for codec in stages):
+        raise MethodError("memory has nothing to remember: no stage of the uplink is lossy; add one, such as topk")
+    for codec in stages:
+        if "rotates" in codec.traits:
+            raise MethodError(
+                f"memory cannot hold residuals of {codec.name!r}: its basis rotates every round; drop memory"
+            )
+        if "remembers" in codec.traits:
+            raise MethodError(f"{codec.name!r} keeps its own memory; drop `memory` from the list")
+        if "unbiased" in codec.traits:
+            raise MethodError(f"{codec.name!r} scales its values up, which memory would amplify; set unbiased: false")

@@ -48,8 +48,9 @@ def nearest(name: str, known: Iterable[str]) -> str:
     "did you mean 'topk'?"
     """
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(known)
+    lower = {word.lower(): word for word in known}
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f"did you mean {lower[close[0]]!r}?" if close else "known: " + ", ".join(known)
 
 
 def check_range(what: str, value: float, low: float, high: float, open_low: bool = False) -> None:

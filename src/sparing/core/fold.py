@@ -37,7 +37,7 @@ class Grid:
             k = int(bad.nonzero()[0])
             raise TrainingError(
                 f"client {ids[k]} was given weight {float(weight_K[k]):.3g}; weights lie between 0 and "
-                f"{self.scale:.3g}, the cohort's samples: check the samples it reported and the weighting"
+                f"{self.scale:.3g}, what a cohort may add up to: check the samples it reported and the weighting"
             )
         return torch.round(weight_K.double() / self.scale / WEIGHT_GRID) * WEIGHT_GRID
 
@@ -102,7 +102,7 @@ class Roll:
             raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
         weight = torch.stack([self.weight[i] for i in ids])
         if float(weight.sum()) > 2:
-            raise TrainingError("the weights of this round add up to more than the cohort's samples; scale them down")
+            raise TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")
         seen = {name: torch.stack([self.seen[i][name] for i in ids]) for name in self.seen[ids[0]]}
         return torch.tensor(ids, device=weight.device), weight, seen
 
@@ -128,7 +128,8 @@ class Fold:
                 self.sum[name] = torch.zeros(1, *update.shape[1:], dtype=torch.float64, device=update.device)
                 self.cover[name] = Cover()
             accumulate(self.sum[name], update, share_K, self.grid.limit[name])
-            self.cover[name].add(arrival.scope.get(name), share_K)
+            scope = arrival.scope.get(name)
+            self.cover[name].add(None if scope is None else scope.expand(-1, *update.shape[1:]), share_K)
 
     def merge(self, other: "Fold") -> "Fold":
         """Take in another partial sum of the same round; overlap is refused."""

@@ -62,17 +62,19 @@ class Ctx(NamedTuple):
     samples: int  # in all
     cohort: int = 1  # clients taking part in this round
     first: Tensor | None = None  # [K] true where the server never met the client before
+    capacity: dict[str, Tensor] | None = None  # what devices declared, such as rank or bandwidth, each [K]
 
     def at(self, index: Tensor | slice) -> "Ctx":
         """The same round seen by some of these clients."""
         first = None if self.first is None else self.first[index]
-        return self._replace(ids=self.ids[index], n=self.n[index], first=first)
+        capacity = {name: x[index] for name, x in self.capacity.items()} if self.capacity else None
+        return self._replace(ids=self.ids[index], n=self.n[index], first=first, capacity=capacity)
 
     @property
     def common(self) -> "Ctx":
         """One row that every client and the server agree on."""
         one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
-        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None)
+        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None, capacity=None)
 
     def keys(self, tag: str) -> Tensor:
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""

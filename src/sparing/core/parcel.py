@@ -16,6 +16,7 @@ Values are zero wherever they are not sent, so a parcel has one form only and `f
     tensor([[False,  True]])
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -99,26 +100,29 @@ def spec_of(shape: tuple[int, ...], dtype: torch.dtype, cut: Cut) -> Spec:
     return Spec(shape, dtype, None if cut.told else cut.mask, cut.told)
 
 
+def each(parcel: Parcel, change: Callable[[Tensor], Tensor]) -> Parcel:
+    """The parcel with every tensor in it changed."""
+    leaves = {}
+    for name, leaf in parcel.leaves.items():
+        leaves[name] = Leaf(
+            change(leaf.value),
+            None if leaf.scope is None else change(leaf.scope),
+            tuple(change(keep) for keep in leaf.keep),
+            None if leaf.scale is None else change(leaf.scale),
+            change(leaf.bits) if isinstance(leaf.bits, Tensor) else leaf.bits,
+            leaf.told,
+        )
+    return Parcel(leaves, {name: change(x) for name, x in parcel.notes.items()})
+
+
+def pick(parcel: Parcel, index: Tensor | slice) -> Parcel:
+    """Some clients' parcels; what is shared by all stays shared."""
+    return each(parcel, lambda x: x if x.shape[0] == 1 else x[index])
+
+
 def row(parcel: Parcel, k: int) -> Parcel:
     """Client k's parcel alone (K = 1)."""
-
-    def one(x: Tensor) -> Tensor:
-        return x if x.shape[0] == 1 else x[k : k + 1]
-
-    return Parcel(
-        {
-            name: Leaf(
-                one(leaf.value),
-                None if leaf.scope is None else one(leaf.scope),
-                tuple(one(keep) for keep in leaf.keep),
-                None if leaf.scale is None else one(leaf.scale),
-                one(leaf.bits) if isinstance(leaf.bits, Tensor) else leaf.bits,
-                leaf.told,
-            )
-            for name, leaf in parcel.leaves.items()
-        },
-        {name: one(x) for name, x in parcel.notes.items()},
-    )
+    return pick(parcel, slice(k, k + 1))
 
 
 def clients(parcel: Parcel) -> int:

@@ -29,8 +29,9 @@ class Share(NamedTuple):
     down: Callable[[Tree, Tree, Ctx], Cuts]  # (state, model, ctx)
     up: Callable[[Cuts, Ctx], Cuts]  # (what came down, ctx)
     init: Callable[[Tree], Tree] = nothing  # model -> state
-    learn: Callable[[Tree, Tree, Ctx], Tree] = lambda state, update, ctx: state
+    learn: Callable[[Tree, "Blended", Ctx], Tree] = lambda state, blended, ctx: state
     own: frozenset[str] = frozenset()  # tensors of which every client keeps its own copy
+    private: frozenset[str] = frozenset()  # those of them that never cross the wire
 
 
 class View(NamedTuple):
@@ -52,7 +53,7 @@ class Codec(NamedTuple):
     lost: Callable[[Parcel, Tree, Ctx], Tree] = lambda parcel, state, ctx: state  # the parcel never arrived
     name: str = ""
     lossy: bool = False
-    traits: frozenset[str] = frozenset()  # "sparse", "codes", "basis", "rotates", "remembers": what compose checks
+    traits: frozenset[str] = frozenset()  # sparse, codes, ranks, unbiased, basis, rotates, remembers: see compose
 
 
 class Arrival(NamedTuple):
@@ -93,15 +94,21 @@ def by_samples(arrival: Arrival) -> Tensor:
     return arrival.notes["n"].double()
 
 
+def all_samples(ctx: Ctx) -> float:
+    return float(ctx.n.sum())
+
+
 class Blend(NamedTuple):
     """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps."""
 
-    weigh: Callable[[Arrival], Tensor] = by_samples  # [K], unnormalised, at most the client's samples
+    weigh: Callable[[Arrival], Tensor] = by_samples  # [K], unnormalised
+    most: Callable[[Ctx], float] = all_samples  # what the weights of a whole cohort add up to, at most
     collect: Callable[[Tree, dict[str, Tensor | None], Tensor], Tree] | None = None  # None: the weighted mean
     steps: tuple[Step, ...] = ()
     serve: Callable[[Tree, Tree, Ctx], tuple[Tree, dict[str, Tensor]]] | None = (
         None  # (state, model) -> (models, notes)
     )
+    notes: dict[str, int] = {}  # noqa: RUF012  what `serve` sends along: name -> numbers per client
 
 
 class Fit(NamedTuple):
@@ -131,6 +138,7 @@ class Phase(NamedTuple):
 class Local(NamedTuple):
     phases: tuple[Phase, ...] = (Phase(),)
     buffers: str = "shared"  # "shared" | "own" (they stay with the client) | "static" (batch statistics only)
+    init: Callable[[Layout], Tree] = nothing  # what a client's training remembers between rounds, leaves [1, ...]
 
 
 class Method(NamedTuple):
@@ -144,7 +152,6 @@ class Method(NamedTuple):
     blend: Blend = Blend()
     fit: Fit | None = None
     local: Local = Local()
-    names: tuple[str, ...] = ()
 
 
 Recipe = Callable[[Method], Method]

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sparing.core.compose import downlink, uplink
-from sparing.core.errors import WireError
+from sparing.core.errors import TrainingError, WireError
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, clients, spec_of
 from sparing.core.protocols import Arrival, Method, Report, Train, View
-from sparing.core.tree import Layout, Tree, expand, prefixed, to, under
+from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -37,6 +37,7 @@ class Server(NamedTuple):
 
 
 def first_server(method: Method, model: Tree, clients: int) -> Server:
+    refuse_infinite(model, "at the start")
     device = next(iter(model.values())).device
     blend = {k: v for i, s in enumerate(method.blend.steps) for k, v in prefixed(str(i), s.init(model)).items()}
     seen = torch.zeros(clients, dtype=torch.bool, device=device)
@@ -48,12 +49,13 @@ def first_client(method: Method, model: Tree) -> Tree:
     own = {name: model[name] for name in sorted(method.share.own)}
     device = next(iter(model.values())).device
     memory = {name: x.to(device) for name, x in uplink(method).init(method.layout).items()}
-    return prefixed("own", own) | prefixed("up", memory)
+    local = {name: x.to(device) for name, x in method.local.init(method.layout).items()}
+    return prefixed("own", own) | prefixed("up", memory) | prefixed("local", local)
 
 
 def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
-    """An empty fold for this cohort; its grid depends on the model and the cohort's samples only."""
-    total = float(ctx.n.sum())
+    """An empty fold for this cohort; its grid depends on the model and the cohort's weights only."""
+    total = method.blend.most(ctx)
     if method.blend.collect is not None:
         return Collect(server.model, total, method.blend.collect)
     return Fold(server.model, total)
@@ -68,8 +70,14 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
         model = method.fit.shrink(model, int(method.fit.sizes(ctx)[0]))
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
-    parcel, _ = downlink(method).encode(Parcel(leaves, notes), {}, View(ctx, model, model, {}))
-    return parcel
+    parcel = Parcel(leaves, notes)
+    seen_by = ctx.common if clients(parcel) == 1 else ctx  # one parcel for all is drawn once
+    return downlink(method).encode(parcel, {}, View(seen_by, model, model, {}))[0]
+
+
+def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
+    """What these K clients would start this round from."""
+    return overlay(under("own", state), downlink(method).decode(outgoing(method, server, ctx), ctx))
 
 
 def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
@@ -86,6 +94,15 @@ def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) 
     out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)
     own = {name: after[name] for name in method.share.own}
     return out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
+
+
+def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:
+    """The state of clients whose upload never arrived: they trained, but their memory takes back what they sent."""
+    memory = uplink(method).lost(parcel, under("up", state), ctx)
+    state = dict(state)
+    for name, x in prefixed("up", memory).items():
+        state[name] = torch.where(column(gone_K, x), x, state[name])
+    return state
 
 
 def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
@@ -120,22 +137,21 @@ def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tu
         report |= said
     model = dict(server.model)
     for name, update in blended.update.items():
-        moved = server.model[name].double() + update
-        if not server.model[name].is_floating_point():
-            moved = moved.round()
-        mask = blended.covered[name]
-        moved = moved.to(server.model[name].dtype)
-        model[name] = moved if mask is None else torch.where(mask, moved, server.model[name])
+        old, mask = server.model[name], blended.covered[name]
+        whole = old.is_floating_point()
+        moved = (old.double() + update).to(old.dtype) if whole else old + update.round().to(old.dtype)
+        model[name] = moved if mask is None else torch.where(mask, moved, old)
+    refuse_infinite(model, f"after round {ctx.round}")
     seen = server.seen.clone()
     seen[blended.ids.to(seen.device)] = True
-    return Server(model, method.share.learn(server.share, blended.update, ctx), state, seen), report
+    return Server(model, method.share.learn(server.share, blended, ctx), state, seen), report
 
 
 def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
     """What one client (K = 1) expects, built from the initial model and ctx alone."""
     layout = method.layout if method.fit is None else method.fit.layout(int(method.fit.sizes(ctx)[0]))
     cuts = method.share.down(method.share.init(initial), initial, ctx)
-    return downlink(method).schema(plain_schema(layout, cuts, {}, f"{about(ctx)}/down"), ctx)
+    return downlink(method).schema(plain_schema(layout, cuts, method.blend.notes, f"{about(ctx)}/down"), ctx)
 
 
 def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
@@ -151,7 +167,7 @@ def plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) 
 
 
 def about(ctx: Ctx) -> str:
-    """Bound into the header, so that a parcel of another run, round or client is refused."""
+    """Bound into the header, so that a parcel of another seed, round or client is refused."""
     return f"{ctx.seed}/{ctx.round}/{int(ctx.ids[0])}"
 
 
@@ -169,8 +185,9 @@ def overlay(own: Tree, got: Parcel) -> Tree:
 
 def against(model: Tensor, sent: Leaf | None, arrived: Leaf, scope: Tensor | None) -> Tensor:
     """An increment on what was sent, as a difference from the model; the same tensor where the model was sent."""
-    shift = -model if sent is None else cleared(sent.value - model, scope)
-    return arrived.value + cleared(shift, scope) if bool(shift.any()) else arrived.value
+    value = cleared(arrived.value, scope)  # whoever has no vote must not leak into the sum
+    shift = cleared(-model if sent is None else sent.value - model, scope)
+    return value + shift if bool(shift.any()) else value
 
 
 def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, ctx: Ctx) -> tuple[Tree, dict]:
@@ -193,6 +210,12 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
         k = int((~(n_K >= 1)).nonzero()[0])
         who, n = int(ctx.ids[k]), float(n_K[k])
         raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+
+
+def refuse_infinite(model: Tree, when: str) -> None:
+    for name, x in model.items():
+        if not bool(torch.isfinite(x).all()):
+            raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
 
 
 def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:

@@ -4,7 +4,7 @@ A `Tree` maps state_dict names to leaves `[K, *shape]`; axis 0 may be 1, meaning
 Everything that is remembered anywhere (models, residuals, server momentum) is a Tree, so one bank, one checkpoint
 and one hash serve all of it.
 
-    >>> stack([{"w": torch.zeros(2)}, {"w": torch.ones(2)}])["w"].shape
+    >>> cat([{"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)}])["w"].shape
     torch.Size([2, 2])
 """
 
@@ -36,18 +36,59 @@ class Layout(NamedTuple):
         return sum(math.prod(self.shapes[name]) for name in self.params)
 
 
-def layout_of(model: torch.nn.Module) -> Layout:
-    state = model.state_dict()
+def layout_of(model: torch.nn.Module, static: bool = False) -> Layout:
+    """What can be learned and shared: trainable parameters and float or int64 buffers, each tensor once.
+
+    Frozen parameters, other kinds of numbers, and buffers that are `static` stay as they were built: see `rest_of`.
+    """
+    state, frozen = learned(model, static), {name for name, p in model.named_parameters() if not p.requires_grad}
+    shared = {name: x for name, x in state.items() if name not in frozen}
+    params = {name for name, _ in model.named_parameters()}
     return Layout(
-        {name: tuple(x.shape) for name, x in state.items()},
-        {name: x.dtype for name, x in state.items()},
-        frozenset(state) - {name for name, _ in model.named_parameters(remove_duplicate=False)},
+        {name: tuple(x.shape) for name, x in shared.items()},
+        {name: x.dtype for name, x in shared.items()},
+        frozenset(shared) - params,
     )
 
 
-def tree_of(model: torch.nn.Module) -> Tree:
-    """The model's state as leaves `[1, *shape]`, copied."""
-    return {name: x.detach().clone()[None] for name, x in model.state_dict().items()}
+def learned(model: torch.nn.Module, static: bool) -> Tree:
+    tied, params = tied_of(model), {name for name, _ in model.named_parameters()}
+    return {
+        name: x
+        for name, x in model.state_dict().items()
+        if name not in tied and (x.is_floating_point() or x.dtype == torch.int64) and (name in params or not static)
+    }
+
+
+def tied_of(model: torch.nn.Module) -> dict[str, str]:
+    """Names of tensors that the model holds twice, and the first name of each."""
+    first: dict[int, str] = {}
+    names = ((name, id(x)) for name, x in model.state_dict(keep_vars=True).items())
+    return {name: first[key] for name, key in names if first.setdefault(key, name) != name}
+
+
+def tree_of(model: torch.nn.Module, layout: Layout | None = None) -> Tree:
+    """The model's tensors, or those of the layout only, as leaves `[1, *shape]`, copied."""
+    state = model.state_dict()
+    return {name: state[name].detach().clone()[None] for name in (layout.shapes if layout else state)}
+
+
+class Rest(NamedTuple):
+    """What a model holds beside its layout: tensors that never change, and second names for shared ones."""
+
+    fixed: Tree
+    tied: dict[str, str]
+
+    def complete(self, tree: Tree) -> Tree:
+        """A tree over the layout, with everything the model needs to run."""
+        whole = tree | self.fixed
+        return whole | {name: whole[first] for name, first in self.tied.items()}
+
+
+def rest_of(model: torch.nn.Module, layout: Layout) -> Rest:
+    tied = tied_of(model)
+    names = [name for name in model.state_dict() if name not in layout.shapes and name not in tied]
+    return Rest({name: model.state_dict()[name].detach().clone()[None] for name in names}, tied)
 
 
 def rows(tree: Tree) -> int:
@@ -59,14 +100,19 @@ def take(tree: Tree, index: Tensor | slice) -> Tree:
     return {name: x if x.shape[0] == 1 else x[index] for name, x in tree.items()}
 
 
+def flat(x: Tensor) -> Tensor:
+    """`[K, *shape]` -> `[K, n]`, also for scalars and for tensors without entries."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
+
+
+def column(x_K: Tensor, like: Tensor) -> Tensor:
+    """One number per client, `[K]`, broadcastable to a leaf `[K, *shape]`."""
+    return x_K.reshape(-1, *[1] * (like.dim() - 1))
+
+
 def expand(tree: Tree, k: int) -> Tree:
     """Shared leaves shown to k clients, without copying."""
     return {name: x.expand(k, *x.shape[1:]) for name, x in tree.items()}
-
-
-def stack(trees: Sequence[Tree]) -> Tree:
-    """One tree per client, without the client axis, to one tree with it."""
-    return {name: torch.stack([t[name] for t in trees]) for name in trees[0]} if trees else {}
 
 
 def cat(trees: Sequence[Tree]) -> Tree:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparing.core.errors import SparingError, TrainingError
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Parcel
+from sparing.core.parcel import Parcel, each
 from sparing.core.round import (
     Server,
     about,
@@ -19,14 +19,14 @@ from sparing.core.round import (
     client,
     incoming,
     outgoing,
+    put_back,
     schema_down,
     schema_up,
     settle,
 )
-from sparing.core.tree import Tree
 from sparing.core.wire import from_bytes, sizes, to_bytes
 from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, context
-from sparing.engines.evaluation import evaluate
+from sparing.engines.evaluation import Wanted, evaluate
 
 
 class Debug:
@@ -44,23 +44,31 @@ class Debug:
                     down = outgoing(method, server, ctx)
                     posted = to_bytes(down, 0, f"{about(ctx)}/down")
                 with stage("reading the download", ctx):
-                    got = from_bytes(posted, schema_down(method, self.job.initial, ctx))
+                    got = self.here(from_bytes(posted, schema_down(method, self.job.initial, ctx)))
                 with stage("local training and writing the upload", ctx):
                     up, state = client(method, self.bank.read(ctx.ids), got, self.job.train, ctx)
                     refuse_infinite(up, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
-                with stage("reading the upload", ctx):
-                    arrived = from_bytes(returned, schema_up(method, down, ctx))
-                with stage("blending", ctx):
-                    incoming(method, server, fold, down, arrived, ctx)
+                gone_K = self.job.fleet.vanished(ctx)
+                if bool(gone_K.all()):
+                    state = put_back(method, state, up, gone_K, ctx)
+                else:
+                    with stage("reading the upload", ctx):
+                        arrived = self.here(from_bytes(returned, schema_up(method, down, ctx)))
+                    with stage("blending", ctx):
+                        incoming(method, server, fold, down, arrived, ctx)
                 self.bank.write(ctx.ids, state)
-                tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"])
-            server, report = settle(method, server, fold, cohort)
-        refuse_infinite_model(server.model, t)
+                tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"], gone_K)
+            server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
         return server, tally.outcome(report)
 
-    def evaluate(self, server: Server, ids: Tensor) -> Evaluation:
-        return evaluate(self.job, self.bank, server, ids)
+    def here(self, parcel: Parcel) -> Parcel:
+        """Bytes arrive on the CPU; training may happen elsewhere."""
+        device = next(iter(self.job.initial.values())).device
+        return each(parcel, lambda x: x.to(device))
+
+    def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
+        return evaluate(self.job, self.bank, server, t, wanted)
 
 
 @contextmanager
@@ -88,9 +96,3 @@ def refuse_infinite(parcel: Parcel, ctx: Ctx) -> None:
     for name, leaf in parcel.leaves.items():
         if not bool(torch.isfinite(leaf.value).all()):
             raise TrainingError(f"the update of layer {name!r} is not finite; lower local.lr or set local.clip")
-
-
-def refuse_infinite_model(model: Tree, t: int) -> None:
-    for name, x in model.items():
-        if not bool(torch.isfinite(x).all()):
-            raise TrainingError(f"round {t}: layer {name!r} of the server's model is no longer finite; lower local.lr")

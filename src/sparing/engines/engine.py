@@ -1,17 +1,23 @@
 """What every engine takes and gives. An engine says where clients run; what they do is in `core.round`."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
-from sparing.core.protocols import Method, Report
+from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
-from sparing.core.tree import Tree
+from sparing.core.tree import Rest, Tree, cat, under
+from sparing.task.fleet import Fleet
 from sparing.task.local import train
 from sparing.task.task import Task
+
+if TYPE_CHECKING:
+    from sparing.engines.evaluation import Wanted
+
+Sizes = dict[str, Tensor]  # bytes by kind, each [K]
 
 
 class Job(NamedTuple):
@@ -26,13 +32,14 @@ class Job(NamedTuple):
     path: str = "loop"  # of local training: "loop" or "stacked"
     chunk: int = 16  # clients in memory at once
     threads: int = 1  # clients training side by side
+    fleet: Fleet = Fleet()
+    rest: Rest = Rest({}, {})  # what the model needs beside what is learned
 
     def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        local = self.method.local
-        after, notes = train(
-            self.model, self.task.loss, self.task.train, local, start, ctx, path=self.path, threads=self.threads
-        )
-        return after, memory, notes
+        """K clients on their own samples, with the signature `core.round.client` wants."""
+        whole, data, local = self.rest.complete(start), self.task.train, self.method.local
+        after, notes = train(self.model, self.task.loss, data, local, whole, ctx, self.path, self.threads)
+        return {name: after[name] for name in start}, memory, notes
 
 
 class Rows(Protocol):
@@ -49,24 +56,36 @@ class Outcome(NamedTuple):
     ids: Tensor  # [n]
     n: Tensor  # [n] samples
     loss: Tensor  # [n] mean training loss
-    down: dict[str, Tensor]  # bytes by kind (value, index, scale, header, notes), each [n]
-    up: dict[str, Tensor]
+    down: Sizes  # value, index, scale, header, notes
+    up: Sizes
+    arrived: Tensor  # [n] bool: false for clients that vanished before their upload
     report: Report
 
 
+class Marks(NamedTuple):
+    """How some clients' models do on their own test samples."""
+
+    ids: Tensor  # [m]
+    samples: Tensor  # [m] in their test sets
+    accuracy: Tensor  # [m]
+    loss: Tensor  # [m]
+    auc: Tensor  # [m]
+    met: Tensor  # [m] bool: who has ever taken part
+
+
 class Evaluation(NamedTuple):
-    """The global model on everyone's test samples, and each client's own model on its own."""
+    """The global model on everyone's test samples, and marks for each kind of client model asked for."""
 
     accuracy: float
     loss: float
-    ids: Tensor  # [m] clients evaluated
-    own_accuracy: Tensor  # [m]
+    auc: float
+    marks: dict[str, Marks]
 
 
 class Engine(Protocol):
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]: ...
 
-    def evaluate(self, server: Server, ids: Tensor) -> Evaluation: ...
+    def evaluate(self, server: Server, t: int, wanted: "Wanted") -> Evaluation: ...
 
 
 def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
@@ -83,34 +102,41 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
         samples=int(count.sum()),
         cohort=len(ids),
         first=~server.seen[ids],
+        capacity={name: x[ids.cpu()].to(device) for name, x in job.fleet.capacity.items()} or None,
     )
 
 
-def chunks(ctx: Ctx, size: int) -> Iterator[Ctx]:
-    """The cohort in parts of at most `size` clients, those with similar amounts of data together."""
+def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
+    """The cohort in parts of at most `size` clients with models of one size, similar amounts of data together."""
     order = torch.argsort(ctx.n, stable=True)
-    for part in order.split(size):
-        yield ctx.at(part)
+    kind = fit.sizes(ctx)[order] if fit else torch.zeros_like(order)
+    for one in kind.unique():
+        for part in order[kind == one].split(size):
+            yield ctx.at(part)
 
 
 class Tally:
     """Collects the parts of a round's outcome, in whatever order clients come, and hands them out in id order."""
 
     def __init__(self) -> None:
-        self.parts: list[tuple[Ctx, dict[str, Tensor], dict[str, Tensor], Tensor]] = []
+        self.parts: list[dict[str, Tensor]] = []
 
-    def add(self, ctx: Ctx, down: dict[str, Tensor], up: dict[str, Tensor], loss: Tensor) -> None:
-        both = [{kind: x.expand(len(ctx.ids)) for kind, x in sizes.items()} for sizes in (down, up)]
-        self.parts.append((ctx, both[0], both[1], loss))
+    def add(self, ctx: Ctx, down: Sizes, up: Sizes, loss: Tensor, gone_K: Tensor) -> None:
+        """K clients; those that are gone uploaded nothing."""
+        part = {"ids": ctx.ids, "n": ctx.n, "loss": loss, "arrived": ~gone_K}
+        part |= {f"down/{kind}": x.expand(len(ctx.ids)) for kind, x in down.items()}
+        part |= {f"up/{kind}": x.expand(len(ctx.ids)).masked_fill(gone_K, 0) for kind, x in up.items()}
+        self.parts.append({name: x.cpu() for name, x in part.items()})
+
+    @property
+    def arrivals(self) -> int:
+        return sum(int(part["arrived"].sum()) for part in self.parts)
 
     def outcome(self, report: Report) -> Outcome:
-        ids = torch.cat([ctx.ids for ctx, *_ in self.parts]).cpu()
-        order = ids.argsort()
-
-        def gather(pieces: list[Tensor]) -> Tensor:
-            return torch.cat([p.cpu() for p in pieces])[order]
-
-        down = {kind: gather([p[1][kind] for p in self.parts]) for kind in self.parts[0][1]}
-        up = {kind: gather([p[2][kind] for p in self.parts]) for kind in self.parts[0][2]}
-        n = gather([ctx.n for ctx, *_ in self.parts])
-        return Outcome(ids[order], n, gather([p[3] for p in self.parts]), down, up, report)
+        if not self.parts:
+            none = torch.zeros(0)
+            return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
+        whole = cat(self.parts)
+        whole = {name: x[whole["ids"].argsort()] for name, x in whole.items()}
+        down, up = under("down", whole), under("up", whole)
+        return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

@@ -1,41 +1,79 @@
-"""Evaluation, the same for every engine. It reads the bank and changes nothing."""
+"""Evaluation, the same for every engine: who is evaluated, on what. It reads the bank and changes nothing.
+
+global    the server's model, on everyone's test samples together and on each client's own
+before    the model a client would start the next round from, on its own test samples
+after     that model after a round of local training, which is then thrown away
+new       the same for clients held out of training, after a few local steps
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparing.core.round import Server
-from sparing.core.tree import Tree, under
-from sparing.engines.engine import Evaluation, Job, Rows, context
+from sparing.core.protocols import Local
+from sparing.core.round import Server, starting_models
+from sparing.core.tree import Tree, cat
+from sparing.engines.engine import Evaluation, Job, Marks, Rows, context
 from sparing.task.evaluate import evaluate as evaluate_rows
 from sparing.task.evaluate import evaluate_all
 
 
-def evaluate(job: Job, bank: Rows, server: Server, ids: Tensor) -> Evaluation:
-    """The global model on the global test set; the own models of clients `ids` on their own test samples."""
-    task, static = job.task, job.method.local.buffers == "static"
-    accuracy, loss, nobody = float("nan"), float("nan"), torch.zeros(0)
+class Wanted(NamedTuple):
+    """What an evaluation looks at."""
+
+    ids: Tensor  # [m] clients whose models are looked at
+    who: tuple[str, ...] = ("global", "before")
+    steps: int = 10  # of local training for new clients
+
+
+def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
+    """The federation after round t."""
+    task = job.task
+    whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
-        whole = evaluate_all(job.model, task.loss, server.model, *task.test_all, static=static)
-        accuracy, loss = whole["accuracy"], whole["loss"]
-    if task.test is None:
-        return Evaluation(accuracy, loss, ids[:0], nobody)
-    ids = ids[task.test.count[ids] > 0]
-    own = [
-        evaluate_rows(job.model, task.loss, own_models(job, bank, server, part), task.test, part, static=static)
-        for part in ids.split(job.chunk)
-    ]
-    return Evaluation(accuracy, loss, ids, torch.cat([r["accuracy"].cpu() for r in own]) if own else nobody)
+        model = job.rest.complete(server.model)
+        whole = evaluate_all(job.model, task.loss, model, *task.test_all, static=is_static(job))
+    marks: dict[str, Marks] = {}
+    if task.test is not None:
+        ids = wanted.ids[task.test.count[wanted.ids] > 0]
+        new = task.held_out[task.test.count[task.held_out] > 0]
+        for who in wanted.who:
+            parts = (new if who == "new" else ids).split(job.chunk)
+            if len(parts[0]):
+                marks[who] = together([marked(job, bank, server, t, part, who, wanted) for part in parts])
+    return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks)
 
 
-def own_models(job: Job, bank: Rows, server: Server, ids: Tensor) -> Tree:
-    """What each client holds now: its own tensors, the server's for the rest.
+def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, wanted: Wanted) -> Marks:
+    """One chunk of clients."""
+    assert job.task.test is not None
+    models = server.model if who == "global" else models_of(job, bank, server, t, ids, who, wanted.steps)
+    got = evaluate_rows(job.model, job.task.loss, job.rest.complete(models), job.task.test, ids, static=is_static(job))
+    return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
 
-    A client never met would first be sent whatever is shared, so it is given the server's values there.
-    """
-    ctx = context(job, server, ids, t=0)
-    shared = job.method.share.down(server.share, server.model, ctx)
-    models = dict(server.model)
-    for name, own in under("own", bank.read(ctx.ids)).items():
-        new = ctx.first.reshape(-1, *[1] * (own.dim() - 1)) if ctx.first is not None else None
-        models[name] = torch.where(new, server.model[name], own) if name in shared and new is not None else own
-    return models
+
+def models_of(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, steps: int) -> Tree:
+    """What these clients would start round t + 1 from, trained on or not."""
+    with torch.no_grad():
+        ctx = context(job, server, ids, t + 1)
+        state = bank.read(ctx.ids)
+        models = starting_models(job.method, server, state, ctx)
+        if who == "before":
+            return models
+        return (job if who == "after" else in_steps(job, steps)).train(models, {}, ctx)[0]
+
+
+def in_steps(job: Job, steps: int) -> Job:
+    """The same job with so many local steps in all."""
+    local = job.method.local
+    phase = local.phases[0]._replace(steps=steps)
+    return job._replace(method=job.method._replace(local=Local((phase,), local.buffers)))
+
+
+def is_static(job: Job) -> bool:
+    return job.method.local.buffers == "static"
+
+
+def together(parts: list[Marks]) -> Marks:
+    return Marks(**cat([part._asdict() for part in parts]))

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from sparing.core.round import Server, begin, client, incoming, outgoing, settle
+from sparing.core.parcel import pick
+from sparing.core.round import Server, begin, client, incoming, outgoing, put_back, settle
 from sparing.core.wire import sizes
 from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, chunks, context
-from sparing.engines.evaluation import evaluate
+from sparing.engines.evaluation import Wanted, evaluate
 
 
 class Vector:
@@ -18,14 +19,19 @@ class Vector:
         cohort = context(self.job, server, ids, t)
         fold, tally = begin(method, server, cohort), Tally()
         with torch.no_grad():
-            for ctx in chunks(cohort, self.job.chunk):
+            for ctx in chunks(cohort, self.job.chunk, method.fit):
                 down = outgoing(method, server, ctx)
                 up, state = client(method, self.bank.read(ctx.ids), down, self.job.train, ctx)
-                incoming(method, server, fold, down, up, ctx)
+                gone_K = self.job.fleet.vanished(ctx)
+                if bool(gone_K.any()):
+                    state = put_back(method, state, up, gone_K, ctx)
+                if not bool(gone_K.all()):
+                    here = (~gone_K).nonzero()[:, 0]
+                    incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
                 self.bank.write(ctx.ids, state)
-                tally.add(ctx, sizes(down), sizes(up), up.notes["loss"])
-            server, report = settle(method, server, fold, cohort)
+                tally.add(ctx, sizes(down), sizes(up), up.notes["loss"], gone_K)
+            server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
         return server, tally.outcome(report)
 
-    def evaluate(self, server: Server, ids: Tensor) -> Evaluation:
-        return evaluate(self.job, self.bank, server, ids)
+    def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
+        return evaluate(self.job, self.bank, server, t, wanted)

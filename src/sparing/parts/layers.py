@@ -14,7 +14,7 @@ def personal(layout: Layout, layers: list[str] | None = None) -> Share:
         raise MethodError("personal.layers is empty; name at least one layer, or leave it out for the last one")
     home = matching(layout, layers, "personal.layers") if layers is not None else head(layout)
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
-    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home)
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home)
 
 
 def head(layout: Layout) -> frozenset[str]:

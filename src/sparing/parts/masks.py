@@ -11,7 +11,7 @@ from sparing.core.errors import ConfigError, check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts
 from sparing.core.protocols import Share
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, column
 
 
 def random(layout: Layout, fraction: float, per_client: bool = False, first: str = "download") -> Share:
@@ -28,7 +28,8 @@ def random(layout: Layout, fraction: float, per_client: bool = False, first: str
     if count == layout.size:
         return Share(down=lambda state, model, ctx: whole, up=lambda got, ctx: whole)
     if count == 0:
-        return Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=frozenset(layout.shapes))
+        everything = frozenset(layout.shapes)
+        return Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=everything, private=everything)
 
     last: dict[tuple, Cuts] = {}
 
@@ -45,7 +46,10 @@ def random(layout: Layout, fraction: float, per_client: bool = False, first: str
         cuts = drawn(ctx)
         if first == "seed" or ctx.first is None or not bool(ctx.first.any()):
             return cuts
-        return {name: Cut(cut.mask if cut.mask is None else widened(cut.mask, ctx.first)) for name, cut in cuts.items()}
+        all_K = ctx.first
+        return {
+            name: cut if cut.mask is None else Cut(cut.mask | column(all_K, cut.mask)) for name, cut in cuts.items()
+        }
 
     return Share(down, up=lambda got, ctx: drawn(ctx), own=frozenset(layout.params))
 
@@ -54,9 +58,6 @@ def pieces(flat: Tensor, layout: Layout) -> Cuts:
     """A mask over all parameters, `[K, d]`, cut into one per tensor."""
     shapes = {name: layout.shapes[name] for name in layout.params}
     parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
-    return {name: Cut(part.reshape(-1, *shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True)}
-
-
-def widened(mask: Tensor, all_K: Tensor) -> Tensor:
-    """The mask, with every position true for the clients marked in all_K."""
-    return mask | all_K.reshape(-1, *[1] * (mask.dim() - 1))
+    return {
+        name: Cut(part.reshape(len(flat), *shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }

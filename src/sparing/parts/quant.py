@@ -6,7 +6,7 @@ from sparing.core.errors import check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Parcel, Schema
 from sparing.core.protocols import Codec, View
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, column, flat
 
 
 def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
@@ -23,13 +23,13 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
         for name in leaves.keys() & params:
             leaf = leaves[name]
             value = leaf.value.float()
-            flat = value.flatten(1)
-            peak = flat.abs().amax(dim=1) if flat.shape[1] else flat.new_zeros(flat.shape[0])
+            rows = flat(value)
+            peak = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(rows.shape[0])
             scale = (peak * (1 / top))[:, None]  # a product: GPUs divide by a constant their own way
-            steps = flat / torch.where(scale > 0, scale, 1.0)
+            steps = rows / torch.where(scale > 0, scale, 1.0)
             if stochastic:
-                codes = torch.floor(steps + view.ctx.uniform(f"round/{name}", flat.shape[1]))
-                codes = torch.where(flat == 0, 0.0, codes)
+                codes = torch.floor(steps + view.ctx.uniform(f"round/{name}", rows.shape[1]))
+                codes = torch.where(rows == 0, 0.0, codes)
             else:
                 codes = torch.round(steps)
             codes = codes.clamp_(-top, top).to(torch.int8).reshape(value.shape)
@@ -41,8 +41,7 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
         for name in leaves.keys() & params:
             leaf = leaves[name]
             assert leaf.scale is not None
-            scale = leaf.scale.reshape(-1, *[1] * (leaf.value.dim() - 1))
-            value = (leaf.value.float() * scale).to(layout.dtypes[name])
+            value = (leaf.value.float() * column(leaf.scale, leaf.value)).to(layout.dtypes[name])
             leaves[name] = leaf._replace(value=value, scale=None, bits=32)
         return Parcel(leaves, parcel.notes)
 

@@ -13,7 +13,7 @@ from sparing.core.keys import Ctx, hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
 from sparing.core.protocols import Codec, View
 from sparing.core.reduce import largest
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, column, flat
 
 
 def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer") -> Codec:
@@ -36,11 +36,11 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         groups = [[name] for name in chosen] if over == "layer" else [list(chosen)] if chosen else []
         leaves = dict(parcel.leaves)
         for names in groups:
-            values = torch.cat([chosen[name].value.flatten(1) for name in names], dim=1)
+            values = torch.cat([flat(chosen[name].value) for name in names], dim=1)
             size_K = torch.stack([entries(chosen[name]) for name in names]).sum(dim=0)
             masks = pick(values, size_K, ratio).split([chosen[name].value[0].numel() for name in names], dim=1)
             for name, mask in zip(names, masks, strict=True):
-                leaves[name] = kept(chosen[name], mask.reshape(-1, *chosen[name].value.shape[1:]))
+                leaves[name] = kept(chosen[name], mask.reshape(chosen[name].value.shape))
         return Parcel(leaves, parcel.notes), state
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
@@ -50,7 +50,8 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         }
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, schema=schema, name="topk", lossy=True, traits=frozenset({"sparse"}))
+    traits = frozenset({"sparse", "ranks"} if over == "model" else {"sparse"})
+    return Codec(encode, schema=schema, name="topk", lossy=True, traits=traits)
 
 
 def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
@@ -82,14 +83,15 @@ def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
         size = math.prod(shape)
         words = hashes(ctx.keys(f"randk/{name}"), size)
         if scope is not None:
-            words = words.masked_fill(~scope.expand(len(words), *shape).flatten(1), torch.iinfo(torch.int64).max)
-            size_K = scope.flatten(1).expand(len(words), -1).sum(dim=1)
+            inside = flat(scope.expand(len(words), *shape))
+            words = words.masked_fill(~inside, torch.iinfo(torch.int64).max)
+            size_K = inside.sum(dim=1)
         else:
             size_K = torch.full((len(words),), size, device=words.device)
         k_K = share_of(size_K, ratio)
         cut = words.sort(dim=1).values.gather(1, (k_K - 1).clamp(min=0)[:, None]) if size else words
         mask = (words <= cut) & (k_K > 0)[:, None]
-        mask = mask.reshape(-1, *shape)
+        mask = mask.reshape(len(words), *shape)
         return mask if scope is None else mask & scope, size_K / k_K.clamp(min=1)
 
     traits = frozenset({"sparse", "unbiased"} if unbiased else {"sparse"})
@@ -105,7 +107,7 @@ def entries(leaf: Leaf) -> Tensor:
     k, size = leaf.value.shape[0], leaf.value[0].numel()
     if leaf.scope is None:
         return torch.full((k,), size, device=leaf.value.device)
-    return leaf.scope.expand_as(leaf.value).flatten(1).sum(dim=1)
+    return flat(leaf.scope.expand_as(leaf.value)).sum(dim=1)
 
 
 def share_of(size_K: Tensor, ratio: float) -> Tensor:
@@ -127,7 +129,3 @@ def above_quantile(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
     high = ordered.gather(1, place.ceil().long().clamp(max=size.shape[1] - 1)[:, None])
     cut = low + (high - low) * (place - place.floor())[:, None]
     return (size.double() >= cut) & (size > 0)
-
-
-def column(x_K: Tensor, like: Tensor) -> Tensor:
-    return x_K.reshape(-1, *[1] * (like.dim() - 1))

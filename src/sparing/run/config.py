@@ -38,12 +38,12 @@ class Section(BaseModel):
 class TaskSection(Section):
     data: str = "digits"
     clients: PositiveInt = 20
-    split: str | dict[str, float] = {"dirichlet": 0.3}
-    model: str = "cnn"
+    split: str | dict[str, Any] | None = {"dirichlet": 0.3}
+    model: str | dict[str, Any] | None = "cnn"
 
 
 class LocalSection(Section):
-    epochs: PositiveInt = 5
+    epochs: PositiveInt | None = None  # 5 where neither epochs nor steps are given
     steps: PositiveInt | None = None
     batch: PositiveInt = 10
     optimiser: Literal["sgd", "adam"] = "sgd"
@@ -54,14 +54,35 @@ class LocalSection(Section):
     prox: NonNegativeFloat = 0.0
     buffers: Literal["shared", "own", "static"] = "shared"
 
+    @model_validator(mode="after")
+    def one_meaning(self) -> "LocalSection":
+        if self.steps is None and self.epochs is None:
+            self.epochs = 5
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
+        if self.optimiser == "adam" and self.momentum:
+            raise ValueError(f"local.momentum is {self.momentum}, which adam has no use for; drop it")
+        return self
+
     def local(self) -> Local:
-        values = self.model_dump(exclude={"buffers"})
+        values = self.model_dump(exclude={"buffers"}, exclude_none=True)
         return Local((Phase(**values),), self.buffers)
+
+
+class FleetSection(Section):
+    """Clients as they are; see docs/fleet.md for the two CSV files."""
+
+    available: float = Field(default=1.0, gt=0, le=1)  # chance to be reachable in a round
+    trace: str | None = None  # CSV: client, from, to
+    dropout: float = Field(default=0.0, ge=0, lt=1)  # chance to vanish before the upload
+    capacity: str | None = None  # CSV: client, and what its device declares
 
 
 class EvaluateSection(Section):
     every: PositiveInt = 1  # rounds
-    clients: PositiveInt = 500  # own models looked at, at most
+    clients: PositiveInt = 500  # looked at, at most
+    who: list[Literal["global", "before", "after", "new"]] = ["global", "before"]
+    steps: PositiveInt = 10  # of local training for new clients
 
 
 class PlanSection(Section):
@@ -84,13 +105,14 @@ class Study(Section):
     engine: Literal["vector", "debug"] = "vector"
     device: str = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)
+    fleet: FleetSection = FleetSection()
     evaluate: EvaluateSection = EvaluateSection()
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
 
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption."""
-        text = json.dumps(self.model_dump(exclude={"plan"}), sort_keys=True)
+        text = json.dumps(self.model_dump(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -118,13 +140,25 @@ def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
     return study_from(values, str(path) if path is not None else "study")
 
 
+class Strict(yaml.SafeLoader):
+    """YAML in which a key may stand only once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        if twice is not None:
+            raise yaml.YAMLError(f"the key {twice!r} stands twice; keep one")
+        return super().construct_mapping(node, deep)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no study file {str(path)!r}; check the path, or leave it out to use the defaults")
     try:
-        values = yaml.safe_load(path.read_text())
+        values = yaml.load(path.read_text(), Loader=Strict)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        text = " ".join(str(error).split()).replace('in "<unicode string>", ', "")
+        raise ConfigError(f"{path} is not valid YAML: {text}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -1,7 +1,8 @@
-"""The run folder: config.yaml, rounds.csv, ledger.csv, checkpoint.safetensors, summary.json, and clients.slots.
+"""The run folder: config.yaml, summary.json, checkpoint.safetensors, clients.slots, and three tables.
 
-The two tables grow by appending; a checkpoint records how long they were, and resuming cuts them back to that, so
-that tables, model and client state always tell of the same round.
+rounds.csv has a row per round, ledger.csv one per round, client and direction, clients.csv one per round, client and
+kind of model evaluated. They grow by appending; a checkpoint records how long they were, and resuming cuts them back to
+that, so that tables, model and client state always tell of the same round.
 """
 
 import os
@@ -13,14 +14,15 @@ import yaml
 from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.round import Server
 from sparing.core.tree import Tree, prefixed, under
-from sparing.engines.engine import Outcome
+from sparing.engines.engine import Evaluation, Outcome
 from sparing.run import checkpoint, ledger
 from sparing.run.bank import Bank
 from sparing.run.config import read_yaml
 from sparing.run.files import write_atomic, write_json
-from sparing.run.results import COLUMNS, Record, Result, row_read, row_text
+from sparing.run.results import COLUMNS, MARKS_HEADER, Record, Result, marks_text, row_read, row_text
 
 CONFIG, ROUNDS, LEDGER, SUMMARY = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
+CLIENTS = "clients.csv"
 CHECKPOINT, SLOTS = "checkpoint.safetensors", "clients.slots"
 
 
@@ -58,16 +60,20 @@ class Folder:
     def empty_tables(self) -> None:
         (self.path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
         (self.path / LEDGER).write_text(ledger.HEADER)
+        (self.path / CLIENTS).write_text(MARKS_HEADER)
 
-    def append(self, t: int, record: Record, outcome: Outcome) -> None:
+    def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None) -> None:
         with open(self.path / ROUNDS, "a") as file:
             file.write(row_text(record))
         with open(self.path / LEDGER, "a") as file:
             file.write(ledger.ledger_text(t, outcome))
+        if evaluation:
+            with open(self.path / CLIENTS, "a") as file:
+                file.write(marks_text(t, evaluation))
 
     def save(self, server: Server, bank: Bank, meta: dict[str, Any]) -> None:
         """One durable checkpoint of the server, the clients and the length of the tables."""
-        tables = {name: synced_size(self.path / name) for name in (ROUNDS, LEDGER)}
+        tables = {name: synced_size(self.path / name) for name in (ROUNDS, LEDGER, CLIENTS)}
         tensors = (
             prefixed("model", server.model)
             | prefixed("share", server.share)
@@ -78,9 +84,14 @@ class Folder:
         checkpoint.save(self.path / CHECKPOINT, tensors, {**meta, "tables": tables})
         bank.committed()
 
-    def load(self, fingerprint: str) -> tuple[Server, Tree, dict[str, Any]] | None:
+    def load(self, fingerprint: str, every: int) -> tuple[Server, Tree, dict[str, Any]] | None:
         """(server, bank state, meta) of the last checkpoint, the tables cut back to it; None if there is none yet."""
         if not (self.path / CHECKPOINT).exists():
+            if self.rounds_written() >= every:
+                raise CheckpointError(
+                    f"{self.path / CHECKPOINT} is missing, though {ROUNDS} tells of rounds after the first checkpoint; "
+                    "put it back, or start a new run in another folder"
+                )
             self.empty_tables()
             return None
         tensors, meta = checkpoint.load(self.path / CHECKPOINT)
@@ -92,6 +103,10 @@ class Folder:
         self.cut(meta["tables"])
         server = Server(under("model", tensors), under("share", tensors), under("blend", tensors), tensors["seen"])
         return server, under("bank", tensors), meta
+
+    def rounds_written(self) -> int:
+        path = self.path / ROUNDS
+        return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
     def cut(self, tables: dict[str, int]) -> None:
         for name, size in tables.items():

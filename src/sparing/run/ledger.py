@@ -10,7 +10,7 @@ def ledger_text(t: int, outcome: Outcome) -> str:
     """The rows of one round, ready to append to ledger.csv."""
     lines = []
     for direction, kinds in (("down", outcome.down), ("up", outcome.up)):
-        columns = [kinds[kind].tolist() for kind in KINDS]
+        columns = [kinds[kind].tolist() if kinds else [] for kind in KINDS]
         for i, *cells in zip(outcome.ids.tolist(), *columns, strict=True):
             lines.append(f"{t},{i},{direction}," + ",".join(map(str, cells)) + "\n")
     return "".join(lines)

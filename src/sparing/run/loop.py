@@ -1,5 +1,6 @@
 """The training loop, top to bottom. Loggers are functions `(Record) -> None`."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ from torch import Tensor
 
 from sparing.core import tree
 from sparing.core.errors import ConfigError
-from sparing.core.keys import EVERYONE, Ctx
 from sparing.core.round import Server
-from sparing.engines.engine import Engine, Evaluation
+from sparing.engines.engine import Engine, Evaluation, Job
+from sparing.engines.evaluation import Wanted
 from sparing.run.bank import Bank
-from sparing.run.config import Study
+from sparing.run.config import EvaluateSection, Study
 from sparing.run.folder import Folder
 from sparing.run.results import Record, Result, best, last
 
@@ -33,6 +34,7 @@ class Run:
     server: Server
     folder: Folder | None
     fingerprint: str
+    job: Job
     scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
     done: int = 0  # rounds
     seconds: float = 0.0  # spent before this process
@@ -47,18 +49,19 @@ class Run:
 def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     """Train the rounds that are left."""
     study, began = run.study, time.perf_counter() - run.seconds
-    watched = spread(run.clients, study.evaluate.clients)
+    count = cohort_size(run.clients - len(run.job.task.held_out), study.sample)
+    wanted = wanted_of(study.evaluate, run.job)
     for t in range(run.done + 1, study.rounds + 1):
-        ids = cohort(study.seed, t, run.clients, study.sample)
+        ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
         run.server, outcome = run.engine.round(run.server, ids, t)
         evaluation: Evaluation | None = None
         if t % study.evaluate.every == 0 or t == study.rounds:
-            evaluation = run.engine.evaluate(run.server, watched)
+            evaluation = run.engine.evaluate(run.server, t, wanted)
         record = Record.of(t, outcome, evaluation, time.perf_counter() - began)
         run.table.append(record)
         run.done = t
         if run.folder:
-            run.folder.append(t, record, outcome)
+            run.folder.append(t, record, outcome, evaluation)
             if t % study.checkpoint == 0 or t == study.rounds:
                 meta = {"round": t, "seconds": record.seconds, "fingerprint": run.fingerprint}
                 run.folder.save(run.server, run.bank, meta)
@@ -70,20 +73,27 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     return result
 
 
-def cohort(seed: int, t: int, clients: int, sample: int | float) -> Tensor:
-    """Who takes part in round t: `[n]` ids in order, a share of all clients or a count, drawn without replacement."""
-    count = sample if isinstance(sample, int) else round(sample * clients)
+def cohort_size(clients: int, sample: int | float) -> int:
+    """How many clients a round asks for: a count, or a share of all, rounded."""
+    count = sample if isinstance(sample, int) else math.floor(sample * clients + 0.5)
     if count > clients:
         raise ConfigError(f"sample asks for {count} clients a round, but there are {clients}; lower sample")
     if count < 1:
-        raise ConfigError(f"sample {sample} of {clients} clients is nobody; raise sample to at least {1 / clients:.3g}")
-    everyone = torch.tensor([EVERYONE])
-    ctx = Ctx(seed, t, 0, everyone, everyone, clients, 0)
-    return ctx.choose("cohort", clients, count)[0].nonzero()[:, 0]
+        raise ConfigError(f"sample {sample} of {clients} clients is nobody; raise it to {0.5 / clients:.3g} or more")
+    return count
+
+
+def wanted_of(section: EvaluateSection, job: Job) -> Wanted:
+    """Who is looked at: at most so many of the clients that train, and the new ones where some were held out."""
+    training = torch.ones(len(job.task), dtype=torch.bool)
+    training[job.task.held_out] = False
+    ids = training.nonzero()[:, 0]
+    who = tuple(section.who) + (("new",) if len(job.task.held_out) and "new" not in section.who else ())
+    return Wanted(ids[spread(len(ids), section.clients)], who, section.steps)
 
 
 def spread(clients: int, most: int) -> Tensor:
-    """At most so many clients, evenly spread over all: the same ones every time."""
+    """At most so many places, evenly spread over all: the same ones every time."""
     if clients <= most:
         return torch.arange(clients)
     return torch.linspace(0, clients - 1, most, dtype=torch.float64).round().long()
@@ -106,5 +116,5 @@ def result_of(run: Run) -> Result:
         seconds=table[-1].seconds if table else 0.0,
         model_sha256=tree.sha256(run.server.model),
         table=table,
-        model={name: x[0].cpu().clone() for name, x in run.server.model.items()},
+        model={name: x[0].cpu().clone() for name, x in run.job.rest.complete(run.server.model).items()},
     )

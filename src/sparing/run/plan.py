@@ -1,15 +1,16 @@
 """How the work is laid out on this machine: the path of local training, clients at once, threads, and the bank."""
 
 import os
+from typing import Literal
 
 import torch
-from torch import nn
 
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Method
 from sparing.core.round import first_client
 from sparing.core.tree import Tree
+from sparing.engines.engine import Job
 from sparing.run.config import PlanSection
+from sparing.run.probe import can_stack
 from sparing.task.local import default_path
 
 MEMORY = 1 << 30  # bytes of client models and updates in flight
@@ -31,25 +32,30 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def settle_plan(
-    plan: PlanSection, engine: str, model: nn.Module, method: Method, cohort: int, clients: int
-) -> PlanSection:
+def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int) -> PlanSection:
     """Replace every "auto" by a choice."""
-    tensors: Tree = {name: x[None] for name, x in model.state_dict().items()}
-    device = next(iter(tensors.values())).device
-    state = bytes_of(first_client(method, tensors))
-    path = plan.path
-    if path == "auto":
-        path = "loop" if engine == "debug" or default_path(model, device) == "loop" else "stacked"
-    chunk = plan.chunk
+    device = next(iter(job.initial.values())).device
+    state = bytes_of(first_client(job.method, job.initial))
+    path = settle_path(plan.path, engine, job)
+    chunk, threads, bank = plan.chunk, plan.threads, plan.bank
     if chunk == "auto":
-        fitting = MEMORY // max(COPIES * bytes_of(tensors) + state, 1)
+        fitting = MEMORY // max(COPIES * bytes_of(job.initial) + state, 1)
         chunk = max(1, min(cohort, fitting, 16 if path == "stacked" and device.type == "cpu" else 256))
-    threads = plan.threads
     if threads == "auto":
         threads = os.cpu_count() or 1 if path == "loop" and device.type == "cpu" and engine == "vector" else 1
-    bank = plan.bank if plan.bank != "auto" else "file" if state * clients > BANK else "memory"
+    if bank == "auto":
+        bank = "file" if state * len(job.task) > BANK else "memory"
     return PlanSection(path=path, chunk=1 if engine == "debug" else chunk, threads=threads, bank=bank)
+
+
+def settle_path(path: str, engine: str, job: Job) -> Literal["loop", "stacked"]:
+    device = next(iter(job.initial.values())).device
+    if path == "auto":
+        stack = engine == "vector" and default_path(job.model, device) == "stacked" and can_stack(job)
+        return "stacked" if stack else "loop"
+    if path == "stacked" and not can_stack(job):
+        raise ConfigError("plan.path is stacked, but this model trains differently when clients are stacked; use loop")
+    return "stacked" if path == "stacked" else "loop"
 
 
 def bytes_of(tree: Tree) -> int:

@@ -1,26 +1,39 @@
 """What a run leaves behind: a record per round, a summary, and the same as attributes."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparing.engines.engine import Evaluation, Outcome
+from sparing.task.metrics import jain, mean, worst_decile
 
 
 @dataclass(frozen=True)
 class Record:
-    """One round: a row of rounds.csv. Loggers are functions `(Record) -> None`."""
+    """One round: a row of rounds.csv. What was not measured is NaN. Loggers are functions `(Record) -> None`.
+
+    "Personal" is the model a client would start the next round from, on its own test samples.
+    """
 
     round: int
-    accuracy: float  # of the global model on all test samples; NaN in rounds that were not evaluated
+    accuracy: float  # of the global model on all test samples
     loss: float
-    personal_accuracy: float  # mean over clients of their own model on their own test samples
-    worst_decile: float  # the same over the worst tenth of the clients
+    auc: float
+    personal_accuracy: float  # mean over clients
+    personal_weighted: float  # mean over their test samples
+    worst_decile: float  # mean over the worst tenth of the clients
+    variance: float  # between clients
+    jain: float  # 1 where all fare alike
+    benefit: float  # personal accuracy less the global model's, on the same samples, mean over clients
+    after_accuracy: float  # after another round of local training
+    met_accuracy: float  # personal, of clients that have taken part
+    unmet_accuracy: float  # and of those that never have
+    new_accuracy: float  # of clients held out of training, after a few local steps
     train_loss: float  # sample-weighted over the cohort
-    clients: int
+    clients: int  # that arrived
     up_bytes: int
     down_bytes: int
     coverage: float  # share of the parameters somebody voted on
@@ -28,33 +41,43 @@ class Record:
 
     @classmethod
     def of(cls, t: int, outcome: Outcome, evaluation: Evaluation | None, seconds: float) -> "Record":
-        nan = float("nan")
-        own = evaluation.own_accuracy if evaluation else torch.zeros(0)
         return cls(
             round=t,
-            accuracy=evaluation.accuracy if evaluation else nan,
-            loss=evaluation.loss if evaluation else nan,
-            personal_accuracy=float(own.double().mean()) if len(own) else nan,
-            worst_decile=worst_decile(own),
-            train_loss=float((outcome.loss.double() * outcome.n).sum() / outcome.n.sum()),
-            clients=len(outcome.ids),
+            **(measured(evaluation) if evaluation else dict.fromkeys(MEASURED, math.nan)),
+            train_loss=mean(outcome.loss, outcome.n),
+            clients=int(outcome.arrived.sum()),
             up_bytes=sum(int(x.sum()) for x in outcome.up.values()),
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
-            coverage=outcome.report.get("coverage", nan),
+            coverage=outcome.report.get("coverage", math.nan),
             seconds=seconds,
         )
 
 
+def measured(evaluation: Evaluation) -> dict[str, float]:
+    """The columns that come from an evaluation."""
+    own, plain, nobody = evaluation.marks.get("before"), evaluation.marks.get("global"), torch.zeros(0)
+    a, met = (own.accuracy, own.met) if own else (nobody, nobody.bool())
+    after, new = evaluation.marks.get("after"), evaluation.marks.get("new")
+    return {
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "auc": evaluation.auc,
+        "personal_accuracy": mean(a),
+        "personal_weighted": mean(a, own.samples) if own else math.nan,
+        "worst_decile": worst_decile(a),
+        "variance": float(a.var(correction=0)) if len(a) else math.nan,
+        "jain": jain(a),
+        "benefit": mean(a - plain.accuracy) if own and plain else math.nan,
+        "after_accuracy": mean(after.accuracy) if after else math.nan,
+        "met_accuracy": mean(a[met]),
+        "unmet_accuracy": mean(a[~met]),
+        "new_accuracy": mean(new.accuracy) if new else math.nan,
+    }
+
+
 COLUMNS = [field.name for field in fields(Record)]
+MEASURED = COLUMNS[COLUMNS.index("accuracy") : COLUMNS.index("train_loss")]
 WHOLE = {field.name for field in fields(Record) if field.type in (int, "int")}
-
-
-def worst_decile(accuracy: Tensor) -> float:
-    """Mean over the worst tenth of the clients, at least one of them."""
-    if not len(accuracy):
-        return float("nan")
-    worst = accuracy.double().sort().values[: max(1, math.floor(len(accuracy) / 10 + 0.5))]
-    return float(worst.mean())
 
 
 def row_text(record: Record) -> str:
@@ -83,8 +106,8 @@ class Result:
     down_bytes: int
     seconds: float
     model_sha256: str
-    table: list[Record]
-    model: dict[str, Tensor]  # the trained global model, as a state_dict
+    table: list[Record] = field(repr=False)
+    model: dict[str, Tensor] = field(repr=False)  # the trained global model, as a state_dict
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -101,3 +124,15 @@ def best(table: list[Record]) -> float:
 def last(table: list[Record], name: str) -> float:
     """The latest measured value of a column."""
     return next((v for r in reversed(table) if (v := getattr(r, name)) == v), float("nan"))
+
+
+MARKS_HEADER = "round,client,who,samples,accuracy,loss,auc\n"
+
+
+def marks_text(t: int, evaluation: Evaluation) -> str:
+    """The rows of one evaluation, ready to append to clients.csv."""
+    lines = []
+    for who, marks in evaluation.marks.items():
+        for i, n, *values in zip(*(x.tolist() for x in marks[:5]), strict=True):
+            lines.append(f"{t},{i},{who},{n}," + ",".join("" if v != v else repr(v) for v in values) + "\n")
+    return "".join(lines)

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import zlib
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from sparing.core import tree
 from sparing.core.compose import compose
@@ -19,13 +21,15 @@ from sparing.engines.debug import Debug
 from sparing.engines.engine import Job
 from sparing.engines.vector import Vector
 from sparing.run.bank import open_bank
-from sparing.run.config import PlanSection, Study, study_from
+from sparing.run.config import FleetSection, Study, study_from
 from sparing.run.folder import SLOTS, Folder
-from sparing.run.loop import Logger, Run, cohort, loop
+from sparing.run.loop import Logger, Run, cohort_size, loop
 from sparing.run.methods import recipes
 from sparing.run.plan import device_of, settle_plan
+from sparing.run.probe import refuse_misfit
 from sparing.run.results import Result
 from sparing.task.build import build_task
+from sparing.task.fleet import Fleet, read_capacity, read_trace
 from sparing.task.task import Task
 
 ENGINES = {"vector": Vector, "debug": Debug}
@@ -48,9 +52,9 @@ def run(
     >>> result.rounds, result.up_bytes < result.down_bytes
     (1, True)
     """
-    values: dict[str, Any] = {**study, "method": list(method) if not isinstance(method, str) else method}
+    values: dict[str, Any] = {**study, "method": method}
     if isinstance(task, Task):
-        values["task"] = {"data": OWN_TASK, "clients": len(task)}
+        values["task"] = {"data": OWN_TASK, "clients": len(task), "split": None, "model": None}
         return start(study_from(values), task, out, loggers)
     if task is not None:
         values["task"] = {"data": task} if isinstance(task, str) else task
@@ -78,7 +82,7 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
         )
     job, study = settled(study, task or named_task(study))
     with closing(fresh(study, job, folder)) as state:
-        saved = folder.load(state.fingerprint)
+        saved = folder.load(state.fingerprint, study.checkpoint)
         if saved is not None:
             server, bank, meta = saved
             state.server = server.to(state.server.seen.device)
@@ -94,17 +98,42 @@ def named_task(study: Study) -> Task:
 def settled(study: Study, task: Task) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
     device = device_of(study.device)
-    model = task.build(study.seed).to(device)
-    method = compose(tree.layout_of(model), *recipes(study.method), local=study.local.local())
-    count = len(cohort(study.seed, 1, len(task), study.sample))
-    plan: PlanSection = settle_plan(study.plan, study.engine, model, method, count, len(task))
-    study = study.model_copy(update={"plan": plan})
+    model = checked_model(task.build(study.seed)).to(device)
+    layout = tree.layout_of(model, static=study.local.buffers == "static")
+    count = cohort_size(len(task) - len(task.held_out), study.sample)
+    job = Job(
+        method=compose(layout, *recipes(study.method), local=study.local.local()),
+        task=task.to(device),
+        model=model,
+        initial=tree.tree_of(model, layout),
+        seed=study.seed,
+        rounds=study.rounds,
+        fleet=fleet_of(study.fleet, task),
+        rest=tree.rest_of(model, layout),
+    )
+    refuse_misfit(job)
+    plan = settle_plan(study.plan, study.engine, job, count)
     assert not isinstance(plan.chunk, str)
     assert not isinstance(plan.threads, str)
-    initial = tree.tree_of(model)
-    return Job(
-        method, task.to(device), model, initial, study.seed, study.rounds, plan.path, plan.chunk, plan.threads
-    ), study
+    study = study.model_copy(update={"plan": plan, "device": str(device)})
+    return job._replace(path=plan.path, chunk=plan.chunk, threads=plan.threads), study
+
+
+def checked_model(model: nn.Module) -> nn.Module:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(f"the model ({type(model).__name__}) has no parameters to train; give it some")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name!r} has no shape yet; run the model once on a sample before using it")
+        if not p.is_floating_point():
+            raise ConfigError(f"parameter {name!r} is of type {p.dtype}; only real floats can be trained")
+    return model
+
+
+def fleet_of(section: FleetSection, task: Task) -> Fleet:
+    trace = read_trace(section.trace, len(task)) if section.trace else None
+    capacity = read_capacity(section.capacity, len(task)) if section.capacity else {}
+    return Fleet(section.available, trace, section.dropout, capacity, task.held_out)
 
 
 def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
@@ -117,13 +146,18 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     bank = open_bank(first_client(job.method, job.initial), clients, device, path)
     server = first_server(job.method, job.initial, clients)
     engine = ENGINES[study.engine](job, bank)
-    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job), scratch)
+    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job), job, scratch)
 
 
 def fingerprint(study: Study, job: Job) -> str:
-    """What a checkpoint must agree with: the study, who holds how much, and the initial model."""
-    counts = job.task.train.count.numpy().tobytes()
-    return hashlib.sha256(study.fingerprint().encode() + counts + tree.sha256(job.initial).encode()).hexdigest()
+    """What a checkpoint must agree with: the study, the initial model, and every sample of every client."""
+    digest = hashlib.sha256(study.fingerprint().encode() + tree.sha256(job.initial).encode())
+    data = job.task.train
+    for x in (data.count, data.y, data.x):
+        digest.update(
+            zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).to_bytes(4, "little")
+        )
+    return digest.hexdigest()
 
 
 def set_seed(seed: int) -> None:

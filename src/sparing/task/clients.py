@@ -1,14 +1,15 @@
 """The samples of N clients as two flat tensors, so that 100,000 clients cost no more objects than one."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.errors import DataError
+from sparing.core.errors import ConfigError, DataError
+from sparing.task.augment import Augment, check_image
 
 Pair = tuple[Any, Any]
 """One client's samples and targets: numpy arrays, tensors or nested lists."""
@@ -18,7 +19,8 @@ Pair = tuple[Any, Any]
 class Clients:
     """Client i owns samples `start[i] .. start[i] + count[i]` of `x [total, ...]` and `y [total, ...]`.
 
-    `start` and `count` are int64 `[N]` on the CPU, whatever device the samples are on.
+    `start` and `count` are int64 `[N]` on the CPU, whatever device the samples are on. Images may stay uint8: a batch
+    becomes floats in [0, 1] when it is gathered. `augment` varies images while training, never while evaluating.
 
     >>> clients = Clients.of([([[0.0], [1.0]], [0, 1]), ([[2.0]], [1])])
     >>> len(clients), clients.count.tolist(), clients.client(1)
@@ -29,13 +31,20 @@ class Clients:
     y: Tensor
     start: Tensor
     count: Tensor
+    augment: tuple[Augment, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.augment:
+            check_image("augment", tuple(self.x.shape[1:]))
+            if not self.x.is_floating_point() and self.x.dtype != torch.uint8:
+                raise ConfigError(f"augment is for images in floats or uint8, seen {kind(self.x)}: leave it out")
 
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> "Clients":
         """One (x, y) per client, put end to end. Empty clients are allowed here; `Task` refuses them for training."""
         pairs = list(pairs)
         check_pairs(pairs)
-        both = [(tensor(x), tensor(y)) for x, y in pairs]
+        both = [(tensor(x, pixels=True), tensor(y)) for x, y in pairs]
         if not both:
             raise DataError("there are no clients: give a list with one (x, y) pair per client")
         check_lengths(both)
@@ -56,17 +65,20 @@ class Clients:
 
     def to(self, device: torch.device | str) -> "Clients":
         """The same clients with their samples on another device."""
-        return Clients(self.x.to(device), self.y.to(device), self.start, self.count)
+        return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def tensor(values: Any) -> Tensor:
-    """Numbers as torch trains on them: tensors keep their float type, other floats become float32, integers int64."""
+def tensor(values: Any, pixels: bool = False) -> Tensor:
+    """Numbers as torch trains on them: tensors keep their float type, other floats become float32, integers int64.
+
+    `pixels`: uint8 stays, to be made floats batch by batch.
+    """
     if isinstance(values, Tensor):
         x = values.detach()
     else:
         x = torch.from_numpy(np.array(values))  # a copy: torch warns about arrays it may not write to
         x = x.float() if x.is_floating_point() else x
-    return x if x.is_floating_point() else x.long()
+    return x if x.is_floating_point() or (pixels and x.dtype == torch.uint8) else x.long()
 
 
 def check_pairs(pairs: list[Pair]) -> None:

@@ -17,8 +17,10 @@ from sparing.core.errors import TrainingError
 from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
+from sparing.task.augment import augmented
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
 from sparing.task.losses import Loss, each
 from sparing.task.optim import fresh, update
 from sparing.task.still import own_rng, seed_all
@@ -38,7 +40,8 @@ class Job(NamedTuple):
     ids: list[int]
     device: torch.device
     shuffles: list[Tensor]  # per phase [epochs, K]
-    drops: list[Tensor]  # per phase [K]
+    drops: list[Tensor]  # per phase [K]: keys of dropout
+    views: list[Tensor]  # per phase [K]: keys of augmentation
 
 
 def loop(
@@ -49,7 +52,8 @@ def loop(
     counts = data.count[ctx.ids.cpu()].tolist()
     shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
     drops = [ctx.keys(f"dropout/{i}") for i in range(len(local.phases))]
-    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops)
+    views = [ctx.keys(f"augment/{i}") for i in range(len(local.phases))]
+    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views)
     after = {
         name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
         for name, x in model.state_dict().items()
@@ -117,6 +121,7 @@ def train_phase(
     memory = fresh(phase, values)
     table = batches(job.shuffles[number][:, k], phase, len(y))
     keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
+    views = hashes(job.views[number][k : k + 1].to(job.device), len(table))
     begin, total, visited = counted_from(phase, len(y)), 0.0, 0
     sizes = (table >= 0).sum(1).tolist()
     table = table.to(x.device)
@@ -126,7 +131,8 @@ def train_phase(
             seed_all(int(key) & SEED_BITS, job.device)
         work.step.begin(key.to(job.device))
         batch = row[:size]
-        output = work.module(gathered(x, batch, work))
+        samples = prepared(gathered(x, batch, work))
+        output = work.module(augmented(samples[None], views[:, t], job.data.augment)[0])
         loss = each(job.loss, output, y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):

@@ -18,8 +18,10 @@ from sparing.core.errors import ConfigError
 from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
+from sparing.task.augment import augmented
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
 from sparing.task.keyed import LoopNorm
 from sparing.task.loop import diverged
 from sparing.task.losses import Loss, each
@@ -52,6 +54,7 @@ class Plan(NamedTuple):
     places: Tensor  # [S, K, batch] in the flat samples
     real: Tensor  # [S, K, batch] bool
     keys: Tensor  # [S, K] of the dropout draws
+    views: Tensor  # [S, K] keys of augmentation
     counts: Tensor  # [S, K] how many visited samples enter the reported loss
 
 
@@ -71,7 +74,8 @@ def train_phase(
         places = plan.places[t, :m, :width]
         real = None if plan.full[t] else plan.real[t, :m, :width]
         now = {name: x[:m] for name, x in rows.items()}
-        grads, values, changed = step(now, data.x[places].to(device), data.y[places].to(device), real, plan.keys[t, :m])
+        samples = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment)
+        grads, values, changed = step(now, samples, data.y[places].to(device), real, plan.keys[t, :m])
         params = [now[name] for name in names]
         update(phase, t, params, grads, [a[:m] for a in anchors], first_rows(memory, m), stacked=True)
         for name, x in changed.items():
@@ -102,8 +106,9 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
     width = size.amax(1).tolist()
     full = [bool((size[t, :m] == w).all()) for t, (m, w) in enumerate(zip(alive, width, strict=True))]
     places = torch.where(real, index, index[..., :1]).clamp(min=0) + data.start[ids[order]][:, None]
-    keys = hashes(ctx.keys(f"dropout/{number}").cpu()[order], longest).T
-    return Plan(order, alive, width, full, places.to(data.x.device), real.to(device), keys.to(device), weight)
+    keys, views = (hashes(ctx.keys(f"{what}/{number}").cpu()[order], longest).T for what in ("dropout", "augment"))
+    places = places.to(data.x.device)
+    return Plan(order, alive, width, full, places, real.to(device), keys.to(device), views.to(device), weight)
 
 
 Stepper = Callable[[Tree, Tensor, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import DataError
-from sparing.core.tree import Layout, layout_of
+from sparing.core.errors import ConfigError, DataError
 from sparing.task.clients import Clients, Pair, check_samples
 from sparing.task.losses import Loss, default_loss
 
@@ -22,7 +21,8 @@ class Task:
     `model` is an nn.Module, whose current weights are the start, or a function without arguments that builds one.
     `train` has one (x, y) per client: numpy arrays, tensors or lists. `test` is one (x, y) for everybody, or one per
     client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
-    without it, cross entropy for integer y and mean squared error for float y.
+    without it, cross entropy for integer y and mean squared error for float y. Clients in `held_out` never train;
+    they are the new clients of an evaluation.
 
     >>> import torch
     >>> from torch import nn
@@ -37,6 +37,7 @@ class Task:
     test_all: tuple[Tensor, Tensor] | None  # the global one
     loss: Loss
     name: str
+    held_out: Tensor  # int64 [h] ids
 
     def __init__(
         self,
@@ -45,7 +46,10 @@ class Task:
         test: Pair | Sequence[Pair] | Clients | None = None,
         loss: Loss | None = None,
         name: str = "task",
+        held_out: Sequence[int] = (),
     ):
+        if not callable(model):
+            raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
         self.model, self.name = model, name
         self.train = train if isinstance(train, Clients) else Clients.of(train)
         check_samples(self.train, "train", labels=loss is None)
@@ -59,6 +63,7 @@ class Task:
         if self.test_all is not None:
             check_samples(self.test or Clients.of([self.test_all]), "test", labels=loss is None)
         self.loss = loss or default_loss(self.train.y)
+        self.held_out = checked_ids(held_out, len(self.train))
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -70,7 +75,10 @@ class Task:
             return copy.deepcopy(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            return self.model()
+            model = self.model()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the function given as model returned {model!r}; it must return an nn.Module")
+        return model
 
     def to(self, device: torch.device) -> "Task":
         """The same task with its samples where training happens."""
@@ -81,9 +89,14 @@ class Task:
             moved.test_all = (self.test_all[0].to(device), self.test_all[1].to(device))
         return moved
 
-    @property
-    def layout(self) -> Layout:
-        return layout_of(self.build())
+
+def checked_ids(ids: Sequence[int], clients: int) -> Tensor:
+    out = torch.tensor(sorted(set(ids)), dtype=torch.int64)
+    if len(out) and (int(out[0]) < 0 or int(out[-1]) >= clients):
+        raise ConfigError(f"held_out names client {int(out[-1])}; there are clients 0 to {clients - 1}")
+    if len(out) >= clients:
+        raise ConfigError(f"held_out leaves nobody to train: all {clients} clients are in it; name fewer")
+    return out
 
 
 def check_filled(train: Clients) -> None:

@@ -52,6 +52,9 @@ def trained(work: Working, phase: Phase) -> list[str]:
 def load(work: Working, tree: Tree, k: int) -> None:
     """Put client k's row into the module."""
     for name, x in work.state.items():
+        if not isinstance(x, nn.Parameter):  # a forward may have put another tensor in its place
+            owner, _, leaf = name.rpartition(".")
+            work.module.get_submodule(owner)._buffers[leaf] = x
         x.copy_(tree[name][k if tree[name].shape[0] > 1 else 0])
     for x, first in work.scratch:
         x.copy_(first)
@@ -60,8 +63,9 @@ def load(work: Working, tree: Tree, k: int) -> None:
 @torch.no_grad()
 def save(work: Working, tree: Tree, k: int) -> None:
     """Write the module's state into row k, under every name."""
-    for name, own in work.alias.items():
-        tree[name][k].copy_(work.state[own])
+    now = work.module.state_dict(keep_vars=True)
+    for name in work.alias:
+        tree[name][k].copy_(now[name])
 
 
 def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:

@@ -1,8 +1,10 @@
 """Datasets that need no download."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
+
+from sparing.task.data.registry import dataset
+from sparing.task.dataset import Dataset
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -12,5 +14,13 @@ def digits() -> tuple[Tensor, Tensor]:
     >>> x.shape, y.unique().tolist()
     (torch.Size([1797, 1, 8, 8]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
+    from sklearn.datasets import load_digits  # takes a second to import, so only here
+
     x, y = load_digits(return_X_y=True)
     return torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(y, dtype=torch.int64)
+
+
+@dataset("digits")
+def digits_dataset() -> Dataset:
+    """1,797 handwritten digits, 8x8, inside scikit-learn"""
+    return Dataset("digits", *digits(), classes=10, names={"class": list("0123456789")})

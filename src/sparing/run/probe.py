@@ -1,0 +1,81 @@
+"""A look before the first round: does this model take these samples, and does stacking it give the same training?"""
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
+from sparing.core.keys import Ctx
+from sparing.core.tree import Tree
+from sparing.engines.engine import Job
+from sparing.task.clients import Clients
+from sparing.task.evaluate import evaluate_all
+from sparing.task.local import train
+from sparing.task.losses import cross_entropy
+
+CLOSE = 1e-3
+
+
+def refuse_misfit(job: Job) -> None:
+    """One sample through the model and the loss, from the training and from the test data."""
+    task, models = job.task, job.rest.complete(job.initial)
+    sets: list[tuple[str, Tensor, Tensor]] = [("train", task.train.x, task.train.y)]
+    if task.test_all is not None:
+        sets.append(("test", *task.test_all))
+    for name, x, y in sets:
+        if task.loss is cross_entropy and y.ndim == 1:
+            refuse_labels(job, name, x, y)
+        try:
+            evaluate_all(job.model, task.loss, models, x[:2], y[:2], static=job.method.local.buffers == "static")
+        except SparingError:
+            raise
+        except Exception as error:
+            what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
+            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+            raise DataError(f"the model or loss does not take the {name} data ({what}): {said}") from error
+
+
+def refuse_labels(job: Job, name: str, x: Tensor, y: Tensor) -> None:
+    """Labels beyond the classes the model tells apart, found before torch stumbles over them."""
+    zeros = torch.zeros_like(y[:1])
+    classes: list[int] = []
+
+    def look(output: Tensor, y: Tensor) -> Tensor:
+        classes.append(output.shape[-1])
+        return torch.zeros(len(y), device=output.device)
+
+    try:
+        evaluate_all(job.model, look, job.rest.complete(job.initial), x[:1], zeros)
+    except Exception:  # whatever it is, the caller's own try says it better
+        return
+    if len(y) and int(y.max()) >= classes[0]:
+        place = int(y.argmax())
+        whose = f"client {owner(job.task.train, place)}" if name == "train" else f"sample {place}"
+        raise DataError(
+            f"{name}: {whose} has label {int(y.max())}, but the model tells {classes[0]} classes apart (0 to "
+            f"{classes[0] - 1}): count labels from 0 or widen the last layer"
+        )
+
+
+def owner(data: Clients, place: int) -> int:
+    return int(((data.start <= place) & (place < data.start + data.count)).nonzero()[0])
+
+
+def can_stack(job: Job) -> bool:
+    """Two steps of two clients with unequal data, stacked and one by one, come to the same."""
+    count = job.task.train.count
+    ids = torch.stack([count.argmin(), count.argmax()]).unique()
+    ctx = Ctx(job.seed, 0, 1, ids, count[ids], len(count), int(count.sum()))
+    local = job.method.local
+    local = local._replace(phases=tuple(phase._replace(steps=2) for phase in local.phases))
+    start = job.rest.complete(job.initial)
+
+    def trained(path: str) -> Tree:
+        return train(job.model, job.task.loss, job.task.train, local, start, ctx, path)[0]
+
+    try:
+        loop, stacked = trained("loop"), trained("stacked")
+    except ConfigError:
+        return False
+    except TrainingError:  # the first round will say so, and where
+        return True
+    return all(torch.allclose(loop[name].double(), x.double(), rtol=CLOSE, atol=CLOSE) for name, x in stacked.items())

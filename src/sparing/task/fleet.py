@@ -1,0 +1,94 @@
+"""Clients as they are: when they can be reached, how often they vanish in mid-round, what their devices can do.
+
+All of it is keyed: the same seed gives the same absences, whatever the engine and however clients are grouped.
+"""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import DataError
+from sparing.core.keys import EVERYONE, Ctx, hashes
+
+
+class Fleet(NamedTuple):
+    """`capacity` holds one number per client, `[N]`, for each thing its device declares (rank, up, down, speed)."""
+
+    available: float = 1.0  # chance that a client can be reached in a round
+    trace: Tensor | None = None  # bool [rounds, N]: who can be reached; repeats when it is over
+    dropout: float = 0.0  # chance that a client vanishes after training, before its upload
+    capacity: dict[str, Tensor] = {}  # noqa: RUF012
+    held_out: Tensor | None = None  # ids that are never asked
+
+    def present(self, seed: int, t: int, clients: int) -> Tensor:
+        """Who can be reached in round t: bool `[N]`."""
+        ids = torch.arange(clients)
+        there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
+        if self.held_out is not None:
+            there[self.held_out] = False
+        return there if self.trace is None else there & self.trace[(t - 1) % len(self.trace)]
+
+    def cohort(self, seed: int, t: int, clients: int, count: int) -> Tensor:
+        """`count` of the clients that can be reached in round t, or all of them if they are fewer: `[n]` ids in order.
+
+        >>> Fleet().cohort(seed=0, t=1, clients=10, count=3)
+        tensor([2, 5, 7])
+        """
+        everyone = torch.tensor([EVERYONE])
+        ctx = Ctx(seed, t, 0, everyone, everyone, clients, 0)
+        words = hashes(ctx.keys("cohort"), clients)[0]
+        present = self.present(seed, t, clients).nonzero()[:, 0]
+        return present[words[present].argsort()[:count]].sort().values
+
+    def vanished(self, ctx: Ctx) -> Tensor:
+        """Which of these clients drop out of the round: bool `[K]`."""
+        return ctx.uniform("dropout", 1)[:, 0] < self.dropout
+
+
+def read_trace(path: str | Path, clients: int) -> Tensor:
+    """A CSV with the columns client, from, to: client can be reached in rounds from .. to, both included."""
+    rows = read_rows(path, ("client", "from", "to"), clients)
+    last = int(max((row["to"] for row in rows), default=0))
+    if last < 1:
+        raise DataError(f"{path} reaches nobody in any round; give at least one row client,from,to")
+    trace = torch.zeros(last, clients, dtype=torch.bool)
+    for row in rows:
+        if not 1 <= row["from"] <= row["to"]:
+            raise DataError(
+                f"{path}: client {row['client']:g} is there from {row['from']:g} to {row['to']:g}; rounds count from 1"
+            )
+        trace[int(row["from"]) - 1 : int(row["to"]), int(row["client"])] = True
+    return trace
+
+
+def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
+    """A CSV with the column client and one column for each thing declared, such as rank, up, down, speed."""
+    rows = read_rows(path, ("client",), clients)
+    known = {int(row["client"]) for row in rows}
+    missing = next((i for i in range(clients) if i not in known), None)
+    if missing is not None:
+        raise DataError(f"{path} says nothing of client {missing}; give one row for each of the {clients} clients")
+    names = [name for name in rows[0] if name != "client"]
+    by_id = {int(row["client"]): row for row in rows}
+    return {name: torch.tensor([by_id[i][name] for i in range(clients)]) for name in names}
+
+
+def read_rows(path: str | Path, columns: tuple[str, ...], clients: int) -> list[dict[str, float]]:
+    if not Path(path).is_file():
+        raise DataError(f"there is no file {str(path)!r}; it should be a CSV with the columns {', '.join(columns)}")
+    with open(path, newline="") as file:
+        reader = csv.DictReader(file)
+        lacking = [name for name in columns if name not in (reader.fieldnames or ())]
+        if lacking:
+            raise DataError(f"{path} has no column {lacking[0]!r}; it needs {', '.join(columns)}")
+        try:
+            rows = [{name: float(value) for name, value in row.items()} for row in reader]
+        except (TypeError, ValueError):
+            raise DataError(f"{path}: line {reader.line_num} holds something that is not a number") from None
+    for row in rows:
+        if row["client"] not in range(clients):
+            raise DataError(f"{path} names client {row['client']:g}; there are clients 0 to {clients - 1}")
+    return rows

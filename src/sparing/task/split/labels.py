@@ -1,0 +1,45 @@
+"""Even dealing and label skew."""
+
+from typing import Any
+
+import numpy as np
+
+from sparing.core.errors import ConfigError
+from sparing.task.split.deal import Parts, by_class, checked, fill_up, generator, owned, shares, shuffled
+
+
+def iid(labels: Any, clients: int, seed: int) -> Parts:
+    """Samples dealt out at random, in parts whose sizes differ by one at most.
+
+    >>> [len(part) for part in iid([0, 1, 0, 1, 0], clients=2, seed=0)]
+    [3, 2]
+    """
+    labels = checked(labels, clients, least=1)
+    return [np.sort(part) for part in np.array_split(shuffled(len(labels), generator(seed)), clients)]
+
+
+def dirichlet(labels: Any, clients: int, alpha: float, seed: int, least: int = 2) -> Parts:
+    """Label skew as usual: each class is dealt out in proportions drawn from Dirichlet(alpha), alpha small = skewed.
+
+    A client that came out with fewer than `least` samples is filled up, one sample at a time, by whoever is richest
+    then: this ends after at most `clients * least` moves, where drawing again might never.
+
+    >>> parts = dirichlet([0, 1] * 50, clients=4, alpha=0.1, seed=0)
+    >>> sum(len(part) for part in parts), min(len(part) for part in parts) >= 2
+    (100, True)
+    """
+    labels = checked(labels, clients, least)
+    check_alpha("dirichlet", alpha)
+    rng = generator(seed)
+    owner = np.empty(len(labels), np.int64)
+    for members in by_class(labels).values():
+        owner[members[shuffled(len(members), rng)]] = np.repeat(
+            np.arange(clients), shares(len(members), clients, alpha, rng)
+        )
+    fill_up(owner, clients, least, shuffled(len(labels), rng))
+    return owned(owner, clients)
+
+
+def check_alpha(law: str, alpha: float) -> None:
+    if not alpha > 0 or not np.isfinite(alpha):
+        raise ConfigError(f"{law} needs alpha > 0, seen {alpha}: 0.1 is very skewed, 100 almost iid")

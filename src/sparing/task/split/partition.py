@@ -1,0 +1,187 @@
+"""A dataset and a law, turned into who trains and tests on which samples."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparing.core.errors import ConfigError
+from sparing.task.dataset import Dataset
+from sparing.task.shift import Shift, styles
+from sparing.task.split.cut import check_share, cut, follow, train_test
+from sparing.task.split.deal import Parts, generator, owned, shuffled
+from sparing.task.split.labels import iid
+from sparing.task.split.lists import read_lists
+from sparing.task.split.natural import holder, natural
+from sparing.task.split.study import LAWS, in_words, read_split
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Sample numbers per client. A sample is in one list at most; `left_out` are those in none.
+
+    Clients in `held_out` never train: their train samples are there for a model that adapts to a newcomer.
+    """
+
+    train: Parts
+    test: Parts
+    validation: Parts
+    law: str = ""  # in words
+    held_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    names: list[str] | None = None
+    shifts: list[Shift] | None = None  # a style per client: task/shift.py applies it
+    global_test: np.ndarray | None = None  # an official test part of no client; None: all clients' tests together
+    left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def __len__(self) -> int:
+        """How many clients there are."""
+        return len(self.train)
+
+
+class Dealt(NamedTuple):
+    """What a law gives: everything a client owns, or its train samples where its test samples are known."""
+
+    own: Parts
+    test: Parts | None = None
+    validation: Parts | None = None
+    names: list[str] | None = None
+    shifts: list[Shift] | None = None
+
+
+def partition(
+    dataset: Dataset,
+    split: str | Mapping[str, Any],
+    clients: int | None,
+    seed: int,
+    test: float = 0.25,
+    validation: float = 0.0,
+    held_out: int | float = 0,
+) -> Partition:
+    """Share a dataset out to clients; docs/splits.md has the laws.
+
+    The clients share the official train part, and the official test part is dealt out by the same law. Where there is
+    none, or its natural ids are others (unseen writers), a stratified share `test` of each client's own samples is
+    kept for testing. `validation` is then a share of what is left to train on. `held_out` clients, a number or a
+    share of all, never train.
+
+    >>> import torch
+    >>> pool = Dataset("toy", torch.zeros(40, 1), torch.arange(40) % 4, classes=4)
+    >>> parts = partition(pool, {"pathological": 2}, clients=4, seed=0)
+    >>> [len(np.unique(pool.y[part])) for part in parts.train], [len(part) for part in parts.train]
+    ([2, 2, 2, 2], [7, 8, 8, 8])
+    """
+    check_share("test", test)
+    check_share("validation", validation)
+    if seed < 0:
+        raise ConfigError(f"the seed must be 0 or more, seen {seed}")
+    name, options = read_split(split, dataset)
+    labels, official = labels_of(dataset), official_of(dataset)
+    dealt = deal(dataset, labels, official, name, options, clients, seed)
+    train, tests = (dealt.own, dealt.test) if dealt.test else train_test(labels, dealt.own, seed, test)
+    aside = dealt.validation or [np.empty(0, np.int64)] * len(train)
+    if validation and not dealt.validation:
+        train, aside = cut(labels, train, validation, generator(seed, "validation"))
+    nobody = np.ones(len(labels), bool)
+    nobody[np.concatenate([*train, *tests, *aside])] = False
+    unseen = None if dealt.test else np.flatnonzero(official & nobody)
+    if unseen is not None:
+        nobody[unseen] = False
+    return Partition(
+        train,
+        tests,
+        aside,
+        law=in_words(name, options),
+        held_out=chosen_out(held_out, len(train), seed),
+        names=dealt.names,
+        shifts=dealt.shifts,
+        global_test=unseen if unseen is not None and len(unseen) else None,
+        left_out=np.flatnonzero(nobody),
+    )
+
+
+def deal(
+    dataset: Dataset,
+    labels: np.ndarray,
+    official: np.ndarray,
+    name: str,
+    options: dict[str, Any],
+    clients: int | None,
+    seed: int,
+) -> Dealt:
+    if name == "lists":
+        return from_lists(read_lists(options["lists"], len(labels)), labels, official, clients, seed)
+    if name in dataset.groups:
+        return by_group(dataset, official, name, options, clients, seed)
+    if clients is None:
+        raise ConfigError(f"{name} needs a number of clients: set clients")
+    if name == "styles" and dataset.x.ndim != 4:
+        raise ConfigError(f"styles need images, but {dataset.name} has samples of shape {tuple(dataset.x.shape[1:])}")
+    pool = np.flatnonzero(~official)
+    if name == "styles":
+        shifts = styles(clients, seed, **options)
+        dealt = Dealt(iid(labels[pool], clients, seed), names=[str(shift) for shift in shifts], shifts=shifts)
+    else:
+        dealt = Dealt(LAWS[name](labels[pool], clients=clients, seed=seed, **options))
+    dealt = dealt._replace(own=[pool[part] for part in dealt.own])
+    return with_official(dealt, labels, official, seed)
+
+
+def with_official(dealt: Dealt, labels: np.ndarray, official: np.ndarray, seed: int) -> Dealt:
+    """Official test samples dealt out in the same class proportions."""
+    exam = np.flatnonzero(official)
+    if not len(exam):
+        return dealt
+    return dealt._replace(test=[exam[part] for part in follow(labels, dealt.own, labels[exam], seed)])
+
+
+def by_group(
+    dataset: Dataset, official: np.ndarray, name: str, options: dict[str, Any], clients: int | None, seed: int
+) -> Dealt:
+    """One client per natural id. Official test samples go by the same ids, if every client has some."""
+    ids = dataset.groups[name].numpy()
+    chosen = natural(ids[~official], clients, seed, what=name, **options)
+    owner = holder(ids, chosen)
+    known = dataset.names.get(name)
+    names = [known[i] if known and i < len(known) else f"{name} {i}" for i in chosen.tolist()]
+    own = owned(np.where(official, -1, owner), len(chosen))
+    test = owned(np.where(official, owner, -1), len(chosen))
+    return Dealt(own, test if all(map(len, test)) else None, names=names)
+
+
+def from_lists(
+    lists: dict[str, Parts], labels: np.ndarray, official: np.ndarray, clients: int | None, seed: int
+) -> Dealt:
+    """Lists that tell train from test are taken as they are; official test samples in a plain list are for testing."""
+    own = lists["all"] if "all" in lists else lists["train"]
+    if clients not in (None, len(own)):
+        raise ConfigError(f"there are {len(own)} index lists but clients is {clients}: leave clients out")
+    dealt = Dealt(own, lists.get("test"), lists.get("validation"))
+    if dealt.test:
+        return dealt
+    if not official[np.concatenate(own)].any():
+        return with_official(dealt, labels, official, seed)
+    for client, part in enumerate(own):
+        if official[part].all():
+            raise ConfigError(f"client {client} lists official test samples only: give it some to train on")
+    return dealt._replace(own=[part[~official[part]] for part in own], test=[part[official[part]] for part in own])
+
+
+def chosen_out(held_out: int | float, clients: int, seed: int) -> np.ndarray:
+    """Ids of the clients that never train, ascending."""
+    if isinstance(held_out, float):
+        check_share("held-out", held_out)
+    count = round(held_out * clients) if isinstance(held_out, float) else held_out
+    if not 0 <= count < clients:
+        raise ConfigError(f"{count} of {clients} clients cannot be held out: leave at least one to train")
+    return np.sort(shuffled(clients, generator(seed, "held out"))[:count])
+
+
+def labels_of(dataset: Dataset) -> np.ndarray:
+    """One label per sample; for text, the last token to be predicted."""
+    y = dataset.y if dataset.y.ndim == 1 else dataset.y.flatten(1)[:, -1]
+    return y.numpy()
+
+
+def official_of(dataset: Dataset) -> np.ndarray:
+    return np.zeros(len(dataset), bool) if dataset.official is None else dataset.official.numpy()
