@@ -70,7 +70,7 @@ def test_unknown_names_and_options_are_refused_with_the_nearest():
         made([{"topk": {"ratio": "many"}}])
     with pytest.raises(ConfigError, match="'fedavg' has no option 'x'; it takes none"):
         made([{"fedavg": {"x": 1}}])
-    with pytest.raises(ConfigError, match="neither a name"):
+    with pytest.raises(ConfigError, match="write a name"):
         made([{"topk": {"ratio": 0.1}, "int8": {}}])
 
 

@@ -175,8 +175,8 @@ def test_none_and_travelling():
     ("call", "sentence"),
     [
         (lambda: augments(["crp"], SHAPE), "no augmentation is called 'crp': did you mean 'crop'"),
-        (lambda: augments({"crop": {"paddin": 2}}, SHAPE), "augment 'crop' has no option 'paddin': did you mean 'padd"),
-        (lambda: augments([{"flip": {"p": 1}}], SHAPE), "augment 'flip' has no option 'p': it takes none"),
+        (lambda: augments({"crop": {"paddin": 2}}, SHAPE), "augment 'crop' has no option 'paddin'; did you mean 'padd"),
+        (lambda: augments([{"flip": {"p": 1}}], SHAPE), "augment 'flip' has no option 'p'; it takes none"),
         (lambda: augments([{"crop": {"padding": 0}}], SHAPE), "crop.padding is 0: input should be greater than 0"),
         (lambda: augments([{"crop": {"padding": 8}}], SHAPE), "crop.padding is 8: it must be below the side.* 8"),
         (lambda: augments("crop", (1, 4, 9)), "crop.padding is 4: it must be below"),

@@ -192,8 +192,8 @@ def test_a_class_can_be_registered_and_its_options_are_known():
 
 BAD = {
     "no model is called 'resnet19': did you mean 'resnet1?8'": ("resnet19", CIFAR),
-    "model 'mlp' has no option 'hiden': did you mean 'hidden'": ({"mlp": {"hiden": [3]}}, CIFAR),
-    "model 'cnn' has no option 'norm': it takes none": ({"cnn": {"norm": "group"}}, CIFAR),
+    "model 'mlp' has no option 'hiden'; did you mean 'hidden'": ({"mlp": {"hiden": [3]}}, CIFAR),
+    "model 'cnn' has no option 'norm'; it takes none": ({"cnn": {"norm": "group"}}, CIFAR),
     "mlp.hidden is 'big': .* sequence": ({"mlp": {"hidden": "big"}}, CIFAR),
     r"mlp.hidden is \[0\]: .* greater than 0": ({"mlp": {"hidden": [0]}}, CIFAR),
     "resnet18.norm is 'layer': input should be 'group', 'batch' or 'static'": ({"resnet18": {"norm": "layer"}}, CIFAR),

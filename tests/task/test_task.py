@@ -7,7 +7,7 @@ from torch import nn
 
 from sparing.core.errors import ConfigError, DataError
 from sparing.core.tree import sha256, tree_of
-from sparing.task.build import digits_task
+from sparing.task.build import build_task
 from sparing.task.clients import Clients
 from sparing.task.data import digits
 from sparing.task.losses import accuracy, cross_entropy, squared_error
@@ -129,13 +129,13 @@ def test_digits():
 @pytest.mark.parametrize("split", ["iid", {"dirichlet": 0.3}])
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
 def test_digits_task(split, model):
-    task = digits_task(clients=20, split=split, model=model)
+    task = build_task("digits", clients=20, split=split, model=model)
     assert task.test is not None
     assert int(task.train.count.sum() + task.test.count.sum()) == 1797
     assert int(task.train.count.min()) >= 1
     assert task.build(0)(task.train.x[:5]).shape == (5, 10)
-    again = digits_task(clients=20, split=split, model=model)
-    other = digits_task(clients=20, split=split, model=model, seed=1)
+    again = build_task("digits", clients=20, split=split, model=model)
+    other = build_task("digits", clients=20, split=split, model=model, seed=1)
     assert torch.equal(task.train.y, again.train.y)
     assert not torch.equal(task.train.y[:50], other.train.y[:50])
 
@@ -150,10 +150,13 @@ def test_models_by_name():
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: digits_task(model="cn"), "no model is called 'cn': did you mean 'cnn'"),
-        (lambda: digits_task(split="idd"), "no split is called 'idd': did you mean 'iid'"),
-        (lambda: digits_task(split={"dirichlet": 1.0, "iid": 2.0}), "no split is called"),
-        (lambda: digits_task(clients=5000), "5000 clients with at least 2 samples each need 10000 samples, seen 1797"),
+        (lambda: build_task("digits", model="cn"), "no model is called 'cn': did you mean 'cnn'"),
+        (lambda: build_task("digits", split="idd"), "no split is called 'idd': did you mean 'iid'"),
+        (lambda: build_task("digits", split={"dirichlet": 1.0, "iid": 2.0}), "no split is called"),
+        (
+            lambda: build_task("digits", clients=5000),
+            "5000 clients with at least 1 samples each need 5000",
+        ),
         (lambda: cnn(1, 10, side=3), "side of 4 or more, seen 3"),
         (lambda: network("cnn", (5,), 2), r"square images.*seen samples of shape \(5,\)"),
     ],

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationError,
@@ -20,6 +21,7 @@ from pydantic import (
 
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase
+from sparing.task.options import named
 
 
 class Section(BaseModel):
@@ -36,10 +38,14 @@ class Section(BaseModel):
 
 
 class TaskSection(Section):
-    data: str = "digits"
-    clients: PositiveInt = 20
+    data: str | dict[str, Any] = "digits"
+    clients: PositiveInt | None = None  # 20 where the split does not say
     split: str | dict[str, Any] | None = {"dirichlet": 0.3}
     model: str | dict[str, Any] | None = "cnn"
+    test: float = Field(default=0.25, ge=0, lt=1)  # share of a client's samples, where there is no official test set
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    held_out: NonNegativeInt | NonNegativeFloat = 0  # clients that never train: a count or a share
+    augment: list[Any] = []
 
 
 class LocalSection(Section):
@@ -83,6 +89,7 @@ class EvaluateSection(Section):
     clients: PositiveInt = 500  # looked at, at most
     who: list[Literal["global", "before", "after", "new"]] = ["global", "before"]
     steps: PositiveInt = 10  # of local training for new clients
+    on: Literal["test", "validation"] = "test"
 
 
 class PlanSection(Section):
@@ -196,19 +203,8 @@ def method_list(value: Any) -> list[Any]:
     if not out or "" in out:
         raise ConfigError(f"method is {value!r}; name at least one, such as fedavg or psfed+int8")
     for item in out:
-        named(item)
+        named("method", item)
     return out
-
-
-def named(entry: Any) -> tuple[str, dict[str, Any]]:
-    """`topk` or `{topk: {ratio: 0.1}}` as (name, options)."""
-    if isinstance(entry, str):
-        return entry, {}
-    if isinstance(entry, dict) and len(entry) == 1:
-        name, options = next(iter(entry.items()))
-        if isinstance(name, str) and (options is None or isinstance(options, dict)):
-            return name, dict(options or {})
-    raise ConfigError(f"method entry {entry!r} is neither a name like topk nor {{topk: {{ratio: 0.1}}}}")
 
 
 def sentence(error: ValidationError) -> str:

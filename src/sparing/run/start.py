@@ -65,8 +65,7 @@ def start(
     study: Study, task: Task | None = None, out: str | Path | None = None, loggers: Sequence[Logger] = ()
 ) -> Result:
     """A new run. Everything that can be refused is refused before anything is written."""
-    task = task or named_task(study)
-    job, study = settled(study, task)
+    job, study = settled(study, task or named_task(study))
     folder = Folder.create(out, study.model_dump()) if out is not None else None
     with closing(fresh(study, job, folder)) as state:
         return loop(state, loggers)
@@ -98,6 +97,7 @@ def named_task(study: Study) -> Task:
 def settled(study: Study, task: Task) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
     device = device_of(study.device)
+    task = task.on_validation() if study.evaluate.on == "validation" else task
     model = checked_model(task.build(study.seed)).to(device)
     layout = tree.layout_of(model, static=study.local.buffers == "static")
     count = cohort_size(len(task) - len(task.held_out), study.sample)

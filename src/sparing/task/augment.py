@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.keys import hashes
-from sparing.task.models.options import checked, named
+from sparing.task.options import checked, named
 
 Augment = Callable[[Tensor, Tensor], Tensor]
 PADDING = 4

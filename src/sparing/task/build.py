@@ -1,61 +1,80 @@
-"""Ready-made tasks."""
+"""From the `task` section of a study to a Task: load a dataset, share it out, name a network."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from sparing.core.errors import ConfigError, nearest
-from sparing.task import split as splits
+from sparing.task.augment import augments
 from sparing.task.clients import Clients
-from sparing.task.data import digits
+from sparing.task.data import load
+from sparing.task.dataset import Dataset
 from sparing.task.models import network
+from sparing.task.options import named
+from sparing.task.shift import Shift, laid_out
+from sparing.task.split import Partition, partition
+from sparing.task.split.study import LAWS
 from sparing.task.task import Task
 
-SPLITS = ("iid", "dirichlet")
-DATA = ("digits",)
-SKEWED: Mapping[str, float] = MappingProxyType({"dirichlet": 0.3})
+MANY = 20  # clients where the law does not say how many and the study neither
 
 
-def build_task(data: str, clients: int, split: str | Mapping[str, float], model: str, seed: int) -> Task:
-    """A task by the name of its data, as the `task` section of a study describes it."""
-    if data not in DATA:
-        raise ConfigError(f"no data is called {data!r}; {nearest(data, DATA)}")
-    return digits_task(clients, split, model, seed)
-
-
-def digits_task(
-    clients: int = 20, split: str | Mapping[str, float] = SKEWED, model: str = "cnn", seed: int = 0
+def build_task(
+    data: str | Mapping[str, Any],
+    clients: int | None = None,
+    split: str | Mapping[str, Any] = "iid",
+    model: str | Mapping[str, Any] = "cnn",
+    seed: int = 0,
+    test: float = 0.25,
+    validation: float = 0.0,
+    held_out: int | float = 0,
+    augment: Sequence[Any] = (),
 ) -> Task:
-    """Handwritten digits (8x8) shared out to clients, a quarter of each client's samples kept for testing.
+    """A task as a study describes it. The seed decides who owns what; the network is built later, from its own.
 
-    `split` is {"dirichlet": alpha} or "iid"; the seed decides who owns what.
-
-    >>> task = digits_task(clients=10)
+    >>> task = build_task("digits", clients=10, split={"dirichlet": 0.3})
     >>> len(task), int(task.train.count.sum() + task.test.count.sum())
     (10, 1797)
     """
-    x, y = digits()
-    labels = y.numpy()
-    train, test = splits.train_test(labels, parts(labels, clients, split, seed), seed)
-    shape = tuple(x.shape[1:])
-    task = Task(lambda: network(model, shape, 10), pick(x, y, train), pick(x, y, test), name="digits")
-    task.build()  # an unknown name should be refused here, not at the first round
+    pool, parts = shared_out(data, clients, split, seed, test, validation, held_out)
+    shape, classes = tuple(pool.x.shape[1:]), pool.classes
+    train = laid(pool, parts.train, parts.shifts, augments(augment, shape))
+    official = None if parts.global_test is None else torch.from_numpy(parts.global_test)
+    task = Task(
+        lambda: network(model, shape, classes),
+        train,
+        laid(pool, parts.test, parts.shifts),
+        name=pool.name,
+        held_out=parts.held_out.tolist(),
+        test_all=None if official is None else (pool.x[official], pool.y[official]),
+        validation=laid(pool, parts.validation, parts.shifts) if validation else None,
+    )
+    task.build()  # an unknown network should be refused here, not at the first round
     return task
 
 
-def parts(labels: np.ndarray, clients: int, split: str | Mapping[str, float], seed: int) -> splits.Parts:
-    if split == "iid":
-        return splits.iid(labels, clients, seed)
-    if isinstance(split, Mapping) and set(split) == {"dirichlet"}:
-        return splits.dirichlet(labels, clients, split["dirichlet"], seed)
-    name = split if isinstance(split, str) else next(iter(split), "")
-    raise ConfigError(f'no split is called {split!r}: {nearest(str(name), SPLITS)} Write "iid" or {{"dirichlet": 0.3}}')
+def shared_out(
+    data: str | Mapping[str, Any],
+    clients: int | None,
+    split: str | Mapping[str, Any],
+    seed: int,
+    test: float = 0.25,
+    validation: float = 0.0,
+    held_out: int | float = 0,
+) -> tuple[Dataset, Partition]:
+    """The dataset and who holds what of it."""
+    name, options = named("data", data)
+    pool = load(name, **options)
+    law = split if isinstance(split, str) else next(iter(split), "")
+    count = MANY if clients is None and law in (*LAWS, "styles") else clients
+    return pool, partition(pool, split, count, seed, test, validation, held_out)
 
 
-def pick(x: Tensor, y: Tensor, indices: splits.Parts) -> Clients:
-    order = torch.from_numpy(np.concatenate(indices))
-    count = torch.tensor([len(part) for part in indices])
-    return Clients(x[order], y[order], count.cumsum(0) - count, count)
+def laid(
+    pool: Dataset, parts: Sequence[np.ndarray], shifts: Sequence[Shift] | None, augment: tuple[Any, ...] = ()
+) -> Clients:
+    """The clients' samples end to end, each in its own style where there is one."""
+    order = torch.from_numpy(np.concatenate(parts) if parts else np.empty(0, np.int64))
+    count = torch.tensor([len(part) for part in parts])
+    return Clients(laid_out(pool.x, parts, shifts), pool.y[order], count.cumsum(0) - count, count, augment)

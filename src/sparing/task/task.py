@@ -22,7 +22,7 @@ class Task:
     `train` has one (x, y) per client: numpy arrays, tensors or lists. `test` is one (x, y) for everybody, or one per
     client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
     without it, cross entropy for integer y and mean squared error for float y. Clients in `held_out` never train;
-    they are the new clients of an evaluation.
+    they are the new clients of an evaluation. With test sets per client, `test_all` may be another global one.
 
     >>> import torch
     >>> from torch import nn
@@ -38,6 +38,7 @@ class Task:
     loss: Loss
     name: str
     held_out: Tensor  # int64 [h] ids
+    validation: Clients | None  # one set per client, to choose settings by
 
     def __init__(
         self,
@@ -47,6 +48,8 @@ class Task:
         loss: Loss | None = None,
         name: str = "task",
         held_out: Sequence[int] = (),
+        test_all: Pair | None = None,
+        validation: Clients | None = None,
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
@@ -64,6 +67,9 @@ class Task:
             check_samples(self.test or Clients.of([self.test_all]), "test", labels=loss is None)
         self.loss = loss or default_loss(self.train.y)
         self.held_out = checked_ids(held_out, len(self.train))
+        self.validation = validation
+        if test_all is not None:
+            self.test_all = Clients.of([test_all]).client(0)
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -79,6 +85,14 @@ class Task:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the function given as model returned {model!r}; it must return an nn.Module")
         return model
+
+    def on_validation(self) -> "Task":
+        """The same task, evaluated on the validation sets."""
+        if self.validation is None:
+            raise ConfigError("evaluate.on is validation, but task.validation is 0; give it a share, such as 0.2")
+        other = copy.copy(self)
+        other.test, other.test_all = self.validation, (self.validation.x, self.validation.y)
+        return other
 
     def to(self, device: torch.device) -> "Task":
         """The same task with its samples where training happens."""

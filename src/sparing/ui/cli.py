@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 import sparing
 from sparing.core.errors import SparingError
 from sparing.core.registry import known
+from sparing.run.check import check as measure
 from sparing.run.config import load_study
 from sparing.run.loop import Logger
 from sparing.run.results import Result
@@ -25,6 +26,7 @@ from sparing.run.start import start
 from sparing.ui import demo as demonstration
 from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
 from sparing.ui.live import Progress, watching
+from sparing.ui.tasks import list_data, show_cost, show_split
 from sparing.ui.text import method_name, options, print_methods, print_result
 
 
@@ -71,6 +73,8 @@ def top(
     \b
     sparing demo                                 see what sending less costs, in under a minute
     sparing methods                              what there is to combine
+    sparing data digits split.dirichlet=0.1      who holds what
+    sparing check rounds=30                      what a study will cost
     sparing run method=psfed+int8 rounds=30      train
     """
 
@@ -117,6 +121,52 @@ def methods(as_json: AsJson = False) -> None:
         print_json([{"name": e.name, "about": e.about, "options": options(e), "paper": e.paper} for e in entries])
     else:
         print_methods(entries, Console())
+
+
+@app.command()
+def data(
+    name: Annotated[str | None, typer.Argument(help="A dataset; without it, all of them are listed.")] = None,
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="split=LAW clients=N ...", help="As in a study's task section.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-SPLIT.png]")] = None,
+) -> None:
+    """Say what a dataset is and draw who holds what.
+
+    \b
+    sparing data                                 what there is
+    sparing data digits split.dirichlet=0.1 clients=10
+    sparing data cifar100 split=superclass
+    """
+    if name is None:
+        list_data(Console())
+        return
+    task = load_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    law = task.split if isinstance(task.split, str) else next(iter(task.split or {}), "iid")
+    picture = out or Path(f"{name.replace(':', '-').replace('/', '-')}-{law}.png")
+    show_split(task, seed, picture, Console())
+
+
+@app.command()
+def check(
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="STUDY.yaml|key=value", help="A study file, and changes to it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validate a study, and say what it will cost before anything runs.
+
+    \b
+    sparing check study.yaml sample=100
+    """
+    path, overrides = split_items(items or [])
+    study = load_study(path, overrides)
+    cost = measure(study)
+    if as_json:
+        print_json(cost._asdict())
+    else:
+        show_cost(cost, study.rounds, Console())
 
 
 @app.command()

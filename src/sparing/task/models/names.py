@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from sparing.core.errors import ConfigError, nearest
-from sparing.task.models.options import checked, named
+from sparing.task.options import checked, named
 
 Builder = Callable[..., nn.Module]
 """(shape of one sample, classes, options of its own) -> network. For tokens, classes is the size of the vocabulary."""

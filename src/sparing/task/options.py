@@ -34,7 +34,7 @@ def checked(what: str, name: str, make: Callable[..., Any], options: dict[str, A
     for key, value in options.items():
         if key not in known:
             raise ConfigError(
-                f"{what} {name!r} has no option {key!r}: {nearest(str(key), known) if known else 'it takes none'}"
+                f"{what} {name!r} has no option {key!r}; {nearest(str(key), known) if known else 'it takes none'}"
             )
         hint = known[key].annotation
         try:

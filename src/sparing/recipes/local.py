@@ -1,0 +1,15 @@
+from sparing.core.compose import narrow
+from sparing.core.protocols import Method, Recipe, Share
+from sparing.core.registry import recipe
+
+
+@recipe("local", paper="the baseline without any federation")
+def local() -> Recipe:
+    """Share nothing: every client trains alone. The bar that sharing has to beat."""
+
+    def apply(method: Method) -> Method:
+        home = frozenset(method.layout.shapes)
+        alone = Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=home, private=home)
+        return method._replace(share=narrow(method.share, alone))
+
+    return apply

@@ -1,0 +1,61 @@
+"""`sparing data` and `sparing check`: what a dataset is, who holds what, and what a study will cost."""
+
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sparing.run.check import Cost
+from sparing.run.config import TaskSection
+from sparing.task.build import shared_out
+from sparing.task.data import known
+from sparing.task.split import lines, report
+from sparing.ui.plots.split import draw_split
+from sparing.ui.text import megabytes
+
+
+def list_data(console: Console) -> None:
+    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
+    for entry in known().values():
+        table.add_row(entry.usage, entry.about)
+    console.print(table)
+
+
+def show_split(task: TaskSection, seed: int, picture: Path, console: Console) -> None:
+    """Say what the dataset is and who holds what, and draw it."""
+    split: Any = task.split or "iid"
+    pool, parts = shared_out(task.data, task.clients, split, seed, task.test, task.validation, task.held_out)
+    told = report(parts, pool)
+    kind = "x".join(str(side) for side in pool.x.shape[1:])
+    groups = f", natural ids: {', '.join(sorted(pool.groups))}" if pool.groups else ""
+    console.print(f"{pool.name}: {len(pool):,} samples of {kind} ({pool.x.dtype}), {pool.classes} classes{groups}")
+    for line in lines(told):
+        console.print(line, highlight=False)
+    console.print(f"drawn to {draw_split(told, picture)}")
+
+
+def show_cost(cost: Cost, rounds: int, console: Console) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    plan = ", ".join(f"{key} {value}" for key, value in cost.plan.items())
+    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round")
+    table.add_row("model", f"{cost.parameters:,} parameters")
+    table.add_row("plan", plan)
+    table.add_row("down", f"{megabytes(cost.down_bytes)} MB a round ({megabytes(cost.first_bytes)} while all are new)")
+    table.add_row("up", f"{megabytes(cost.up_bytes)} MB a round")
+    table.add_row(
+        "memory", f"{cost.peak_mb:,.0f} MB at most; all clients' state {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
+    )
+    table.add_row("time", f"{cost.seconds:.2f} s a round, {duration(cost.seconds * rounds)} in all, without evaluation")
+    console.print(table)
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(42), duration(600), duration(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
