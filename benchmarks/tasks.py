@@ -20,10 +20,10 @@ from sparing.ui.plots.split import draw_split
 SGD = {"lr": 0.05, "momentum": 0.9}
 TASKS = {
     "cifar100-superclass": {
-        "task": {"data": "cifar100", "split": "superclass", "model": "lenet5"},
-        "local": {**SGD, "lr": 0.01, "epochs": 1, "batch": 32},
-        "sample": 10,
-        "rounds": 20,
+        "task": {"data": "cifar100", "split": "superclass", "model": "fedavg-cnn"},
+        "local": {"lr": 0.05, "epochs": 1, "batch": 32},
+        "sample": 20,
+        "rounds": 60,
     },
     "mnist-writers": {
         "task": {"data": "mnist-writers", "split": "writer", "model": "lenet5"},

@@ -18,6 +18,7 @@ METHODS = [
     "int8",
     "fedavgm",
     "personal",
+    "local",
     "psfed+int8",
     "topk+int8+memory",
     "int8+topk",

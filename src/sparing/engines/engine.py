@@ -123,10 +123,11 @@ class Tally:
 
     def add(self, ctx: Ctx, down: Sizes, up: Sizes, loss: Tensor, gone_K: Tensor) -> None:
         """K clients; those that are gone uploaded nothing."""
-        part = {"ids": ctx.ids, "n": ctx.n, "loss": loss, "arrived": ~gone_K}
-        part |= {f"down/{kind}": x.expand(len(ctx.ids)) for kind, x in down.items()}
-        part |= {f"up/{kind}": x.expand(len(ctx.ids)).masked_fill(gone_K, 0) for kind, x in up.items()}
-        self.parts.append({name: x.cpu() for name, x in part.items()})
+        k, here = len(ctx.ids), ~gone_K.cpu()
+        part = {"ids": ctx.ids.cpu(), "n": ctx.n.cpu(), "loss": loss.cpu(), "arrived": here}
+        part |= {f"down/{kind}": x.cpu().expand(k) for kind, x in down.items()}
+        part |= {f"up/{kind}": x.cpu().expand(k) * here for kind, x in up.items()}
+        self.parts.append(part)
 
     @property
     def arrivals(self) -> int:

@@ -1,7 +1,7 @@
 """What a study will cost, found out before it runs: bytes counted, time and memory from one short trial.
 
-The trial plays one chunk of the first cohort for a few local steps in a process of its own, so that its peak memory is
-the run's own; nothing is written.
+The trial plays two chunks of the first cohort for a few local steps, and evaluates them, in a process of its own. A run
+of many chunks was seen to need up to a tenth more memory than the trial's peak, so that much is added.
 """
 
 import json
@@ -9,20 +9,25 @@ import resource
 import subprocess
 import sys
 import time
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
-from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
-from sparing.core.tree import expand
+from sparing.core.round import first_client, outgoing
 from sparing.core.wire import nbytes
-from sparing.engines.engine import Job, chunks, context
+from sparing.engines.engine import Job, Sizes, context
+from sparing.engines.evaluation import Wanted
 from sparing.run.config import Study, study_from
 from sparing.run.loop import cohort_size
-from sparing.run.start import named_task, settled
+from sparing.run.plan import bytes_of
+from sparing.run.start import fresh, named_task, settled
+from sparing.task.evaluate import BATCH
 
 STEPS = 3
+MARGIN = 1.1
 
 
 class Cost(NamedTuple):
@@ -53,23 +58,18 @@ def check(study: Study) -> Cost:
 
 
 def trial(study: Study) -> Cost:
-    """One chunk, a few steps, everything a round does."""
+    """Two chunks of clients through a real round, a few steps each, and a look at their models."""
     job, study = settled(study, named_task(study))
     count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
-    server = first_server(job.method, job.initial, len(job.task))
-    cohort = context(job, server, job.fleet.cohort(job.seed, 1, len(job.task), count), 1)
-    first = max(chunks(cohort, job.chunk, job.method.fit), key=lambda ctx: int(ctx.n.sum()))
-    known = cohort.at(slice(0, 1))._replace(first=torch.zeros(1, dtype=torch.bool, device=cohort.ids.device))
-    state = expand(first_client(job.method, job.initial), len(first.ids))
-    with torch.no_grad():
-        fold = begin(job.method, server, cohort)
-        down = outgoing(job.method, server, first)
+    everyone = job.fleet.cohort(job.seed, 1, len(job.task), count)
+    ids = everyone[torch.argsort(job.task.train.count[everyone], descending=True)][: 2 * job.chunk]
+    with closing(fresh(study, shortened(job), None)) as run:
         began = time.perf_counter()
-        up, state = client(job.method, state, down, shortened(job).train, first)
+        server, outcome = run.engine.round(run.server, ids, 1)
         spent = time.perf_counter() - began
-        incoming(job.method, server, fold, down, up, first)
-        server, _ = settle(job.method, server, fold, cohort)
-    share = steps_of(job, cohort) / min(STEPS * len(first.ids), steps_of(job, first))
+        run.engine.evaluate(server, 1, Wanted(ids))
+    known = context(job, server, ids[:1], 2)._replace(first=torch.zeros(1, dtype=torch.bool, device=server.seen.device))
+    scale = count / len(ids)
     return Cost(
         clients=len(job.task),
         samples=int(job.task.train.count.sum()),
@@ -77,29 +77,32 @@ def trial(study: Study) -> Cost:
         cohort=count,
         plan=study.plan.model_dump(),
         down_bytes=int(nbytes(outgoing(job.method, server, known))[0]) * count,
-        up_bytes=int(nbytes(up).expand(len(first.ids)).double().mean() * count),
-        first_bytes=int(nbytes(down).expand(len(first.ids)).double().mean() * count),
-        seconds=spent * share,
-        peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        state_mb=sum(x.numel() * x.element_size() for x in first_client(job.method, job.initial).values())
-        * len(job.task)
-        / 2**20,
+        up_bytes=round(total(outcome.up) * scale),
+        first_bytes=round(total(outcome.down) * scale),
+        seconds=spent * steps_of(job, everyone) / steps_of(shortened(job), ids),
+        peak_mb=MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        state_mb=bytes_of(first_client(job.method, job.initial)) * len(job.task) / 2**20,
     )
 
 
 def shortened(job: Job) -> Job:
-    """The same job, a few local steps long."""
+    """The same job, a few local steps long, tested on few samples."""
     phases = tuple(phase._replace(steps=min(STEPS, phase.steps or STEPS)) for phase in job.method.local.phases)
-    return job._replace(method=job.method._replace(local=job.method.local._replace(phases=phases)))
+    method = job.method._replace(local=job.method.local._replace(phases=phases))
+    return job._replace(method=method, task=job.task.tested_on(2 * BATCH))
 
 
-def steps_of(job: Job, ctx: Any) -> int:
+def steps_of(job: Job, ids: Tensor) -> int:
     """Local steps these clients take in a round."""
-    total = 0
+    steps = 0
     for phase in job.method.local.phases:
-        per_epoch = -(-ctx.n // phase.batch)
-        total += phase.steps * len(ctx.ids) if phase.steps else int(per_epoch.sum()) * phase.epochs
-    return total
+        batches = -(-job.task.train.count[ids] // phase.batch)
+        steps += phase.steps * len(ids) if phase.steps else int(batches.sum()) * phase.epochs
+    return steps
+
+
+def total(sizes: Sizes) -> int:
+    return sum(int(x.sum()) for x in sizes.values())
 
 
 if __name__ == "__main__":

@@ -94,6 +94,13 @@ class Task:
         other.test, other.test_all = self.validation, (self.validation.x, self.validation.y)
         return other
 
+    def tested_on(self, most: int) -> "Task":
+        """The same task with at most so many samples in its global test set."""
+        other = copy.copy(self)
+        if self.test_all is not None:
+            other.test_all = (self.test_all[0][:most], self.test_all[1][:most])
+        return other
+
     def to(self, device: torch.device) -> "Task":
         """The same task with its samples where training happens."""
         moved = copy.copy(self)
