@@ -87,7 +87,9 @@ def test_what_a_model_remembers_outside_its_state_starts_anew_for_each_client():
 def test_nothing_trained_still_reports_a_loss(path):
     model, data = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), cohort()
     start = tree_of(model)
-    after, notes = run(model, data, Local((Phase(trains=frozenset(), weight_decay=0.1),)), path)
+    after, notes = run(
+        model, data, Local((Phase(epochs=1, batch=32, lr=0.05, trains=frozenset(), weight_decay=0.1),)), path
+    )
     assert torch.equal(after["0.weight"], start["0.weight"].expand(3, -1, -1))
     assert after["1.num_batches_tracked"].tolist() == [1, 1, 0]
     assert bool(notes["loss"].isfinite().all())
@@ -96,9 +98,11 @@ def test_nothing_trained_still_reports_a_loss(path):
 @BOTH
 def test_a_parameter_the_loss_does_not_reach_has_gradient_zero(path):
     model, data = Tied(), cohort()
-    after, _ = run(model, data, Local((Phase(lr=0.1, weight_decay=0.5),)), path)
+    after, _ = run(model, data, Local((Phase(epochs=1, batch=32, lr=0.1, weight_decay=0.5),)), path)
     assert torch.allclose(after["idle"], torch.full((3, 2), 0.95))
-    after, _ = run(model, data, Local((Phase(lr=0.1, weight_decay=0.5, trains=frozenset({"idle"})),)), path)
+    after, _ = run(
+        model, data, Local((Phase(epochs=1, batch=32, lr=0.1, weight_decay=0.5, trains=frozenset({"idle"})),)), path
+    )
     assert torch.allclose(after["idle"], torch.full((3, 2), 0.95))
 
 
@@ -124,7 +128,7 @@ def test_divergence_names_client_round_step_and_fix(path):
     with pytest.raises(TrainingError, match=sentence):
         run(model, data, local, path)
     with pytest.raises(TrainingError, match=r"client 1, round 2: .* is not finite after the last step"):
-        run(model, data, Local((Phase(lr=1e20, batch=32),)), path)
+        run(model, data, Local((Phase(lr=1e20, batch=32, epochs=1),)), path)
 
 
 @BOTH

@@ -107,6 +107,16 @@ class Roll:
         return torch.tensor(ids, device=weight.device), weight, seen
 
 
+def admitted(arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], grid: Grid, roll: Roll) -> Tensor:
+    """Everything checked before anything is added: the shares `[K]` of clients now on the roll."""
+    ids = arrival.ctx.ids.tolist()
+    share_K = grid.shares(weight_K, ids)
+    for name, update in arrival.update.items():
+        grid.check(name, update, arrival)
+    roll.add(ids, share_K, seen)
+    return share_K
+
+
 class Fold:
     """A partial weighted sum over some clients of a round: `add` clients, `merge` folds, then take the `mean`."""
 
@@ -118,11 +128,7 @@ class Fold:
 
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
         """Fold in K clients."""
-        ids = arrival.ctx.ids.tolist()
-        share_K = self.grid.shares(weight_K, ids)
-        for name, update in arrival.update.items():
-            self.grid.check(name, update, arrival)
-        self.roll.add(ids, share_K, seen)
+        share_K = admitted(arrival, weight_K, seen, self.grid, self.roll)
         for name, update in arrival.update.items():
             if name not in self.sum:
                 self.sum[name] = torch.zeros(1, *update.shape[1:], dtype=torch.float64, device=update.device)
@@ -160,12 +166,8 @@ class Collect:
         self.scope: dict[int, dict[str, Tensor | None]] = {}
 
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
-        ids = arrival.ctx.ids.tolist()
-        share_K = self.grid.shares(weight_K, ids)
-        for name, update in arrival.update.items():
-            self.grid.check(name, update, arrival)
-        self.roll.add(ids, share_K, seen)
-        for k, i in enumerate(ids):
+        admitted(arrival, weight_K, seen, self.grid, self.roll)
+        for k, i in enumerate(arrival.ctx.ids.tolist()):
             self.update[i] = {name: x[k].clone() for name, x in arrival.update.items()}
             self.scope[i] = {
                 name: None if m is None else m[min(k, m.shape[0] - 1)].clone() for name, m in arrival.scope.items()

@@ -123,11 +123,11 @@ class Fit(NamedTuple):
 class Phase(NamedTuple):
     """One stretch of local training."""
 
-    epochs: int = 1
+    epochs: int = 5
     steps: int | None = None  # exactly so many batches instead of epochs
-    batch: int = 32
+    batch: int = 10
     optimiser: str = "sgd"  # or "adam"
-    lr: float = 0.05
+    lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm

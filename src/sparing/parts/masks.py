@@ -31,16 +31,17 @@ def random(layout: Layout, fraction: float, per_client: bool = False, first: str
         everything = frozenset(layout.shapes)
         return Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=everything, private=everything)
 
-    last: dict[tuple, Cuts] = {}
+    last: list[tuple[tuple, Cuts]] = []
 
     def drawn(ctx: Ctx) -> Cuts:
         """This round's mask. Both directions need it, so the last draw is kept."""
         rows = ctx if per_client else ctx.common
         key = (ctx.seed, ctx.round, ctx.ids.device, *rows.ids.tolist())
-        if key not in last:
-            last.clear()
-            last[key] = whole | pieces(rows.choose("psfed", layout.size, count), layout)
-        return last[key]
+        kept = last[:1]
+        if not kept or kept[0][0] != key:
+            kept = [(key, whole | pieces(rows.choose("psfed", layout.size, count), layout))]
+            last[:] = kept
+        return kept[0][1]
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         cuts = drawn(ctx)

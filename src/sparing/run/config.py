@@ -23,6 +23,8 @@ from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase
 from sparing.task.options import named
 
+PHASE = Phase()
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
@@ -49,11 +51,11 @@ class TaskSection(Section):
 
 
 class LocalSection(Section):
-    epochs: PositiveInt | None = None  # 5 where neither epochs nor steps are given
+    epochs: PositiveInt | None = None  # the phase's own where neither epochs nor steps are given
     steps: PositiveInt | None = None
-    batch: PositiveInt = 10
+    batch: PositiveInt = PHASE.batch
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = 0.1
+    lr: PositiveFloat = PHASE.lr
     momentum: float = Field(default=0.0, ge=0, lt=1)
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
@@ -63,7 +65,7 @@ class LocalSection(Section):
     @model_validator(mode="after")
     def one_meaning(self) -> "LocalSection":
         if self.steps is None and self.epochs is None:
-            self.epochs = 5
+            self.epochs = PHASE.epochs
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
         if self.optimiser == "adam" and self.momentum:

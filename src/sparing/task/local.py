@@ -43,8 +43,8 @@ def train(
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
     >>> ctx = Ctx(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
-    >>> start = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}
-    >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, Local(), start, ctx)
+    >>> start, local = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}, Local((Phase(epochs=1, lr=0.05),))
+    >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, local, start, ctx)
     >>> after["bias"], notes["loss"]
     (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
     """
