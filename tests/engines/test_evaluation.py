@@ -70,12 +70,12 @@ def test_a_client_that_took_part_is_told_apart_from_one_that_never_did():
 def test_choosing_on_the_validation_set_leaves_the_test_set_alone():
     task = {"data": "digits", "clients": 5, "validation": 0.2}
     on_test, on_validation = (
-        sparing.run(task, rounds=2, local={"epochs": 1}, evaluate={"on": on}) for on in ("test", "validation")
+        sparing.run(task, rounds=2, local={"epochs": 1}, evaluate={"set": name}) for name in ("test", "validation")
     )
     assert on_test.model_sha256 == on_validation.model_sha256
     assert on_test.loss != on_validation.loss
     with pytest.raises(sparing.SparingError, match=r"task.validation is 0"):
-        sparing.run("digits", rounds=1, evaluate={"on": "validation"})
+        sparing.run("digits", rounds=1, evaluate={"set": "validation"})
 
 
 def test_metrics_against_their_definitions():

@@ -100,3 +100,23 @@ def test_evaluating_changes_nothing():
         assert before == (sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled())
         assert modes == [layer.training for layer in model.modules()]
         assert torch.equal(torch.get_rng_state(), rng)
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm2d(4)])
+def test_stacked_models_score_as_one_by_one(norm):
+    g = torch.Generator().manual_seed(0)
+    sizes = (3, 700, 1, 40)
+    data = Clients.of(
+        [
+            (torch.randint(256, (n, 1, 8, 8), generator=g, dtype=torch.uint8), torch.randint(3, (n,), generator=g))
+            for n in sizes
+        ]
+    )
+    models = [nn.Sequential(nn.Conv2d(1, 4, 3), norm(), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3)) for _ in sizes]
+    tree, ids = cat([tree_of(model) for model in models]), torch.arange(4)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    plain, fast = (evaluate(models[0], loss, tree, data, ids, stacked=s) for s in (False, True))
+    for name in ("accuracy", "loss", "auc"):
+        assert torch.allclose(plain[name], fast[name], atol=1e-5), name
+    one_by_one = [evaluate(models[0], loss, tree_of(m), data, ids[i : i + 1])["loss"] for i, m in enumerate(models)]
+    assert torch.allclose(torch.cat(one_by_one), fast["loss"], atol=1e-5)

@@ -49,7 +49,8 @@ def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, 
     """One chunk of clients."""
     assert job.task.test is not None
     models = server.model if who == "global" else models_of(job, bank, server, t, ids, who, wanted.steps)
-    got = evaluate_rows(job.model, job.task.loss, job.rest.complete(models), job.task.test, ids, static=is_static(job))
+    whole, data, loss = job.rest.complete(models), job.task.test, job.task.loss
+    got = evaluate_rows(job.model, loss, whole, data, ids, static=is_static(job), stacked=job.path == "stacked")
     return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
 
 

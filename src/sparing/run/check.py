@@ -1,7 +1,7 @@
 """What a study will cost, found out before it runs: bytes counted, time and memory from one short trial.
 
 The trial plays two chunks of the first cohort for a few local steps, and evaluates them, in a process of its own. A run
-of many chunks was seen to need up to a tenth more memory than the trial's peak, so that much is added.
+of many chunks was seen to need up to a fifth more memory than the trial, so a quarter is added.
 """
 
 import json
@@ -27,7 +27,7 @@ from sparing.run.start import fresh, named_task, settled
 from sparing.task.evaluate import BATCH
 
 STEPS = 3
-MARGIN = 1.1
+MARGIN = 1.25
 
 
 class Cost(NamedTuple):
@@ -42,6 +42,7 @@ class Cost(NamedTuple):
     up_bytes: int
     first_bytes: int  # down, in the first round, when every client is new
     seconds: float
+    evaluation_seconds: float  # of one evaluation
     peak_mb: float  # of the whole run
     state_mb: float  # all clients' state, once every one has taken part
 
@@ -67,7 +68,9 @@ def trial(study: Study) -> Cost:
         began = time.perf_counter()
         server, outcome = run.engine.round(run.server, ids, 1)
         spent = time.perf_counter() - began
+        began = time.perf_counter()
         run.engine.evaluate(server, 1, Wanted(ids))
+        looked = time.perf_counter() - began
     known = context(job, server, ids[:1], 2)._replace(first=torch.zeros(1, dtype=torch.bool, device=server.seen.device))
     scale = count / len(ids)
     return Cost(
@@ -80,8 +83,9 @@ def trial(study: Study) -> Cost:
         up_bytes=round(total(outcome.up) * scale),
         first_bytes=round(total(outcome.down) * scale),
         seconds=spent * steps_of(job, everyone) / steps_of(shortened(job), ids),
-        peak_mb=MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        state_mb=bytes_of(first_client(job.method, job.initial)) * len(job.task) / 2**20,
+        evaluation_seconds=looked * looks(job, study.evaluate.clients) / looks(shortened(job), len(ids)),
+        peak_mb=MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        state_mb=bytes_of(first_client(job.method, job.initial)) * len(job.task) / 1e6,
     )
 
 
@@ -99,6 +103,14 @@ def steps_of(job: Job, ids: Tensor) -> int:
         batches = -(-job.task.train.count[ids] // phase.batch)
         steps += phase.steps * len(ids) if phase.steps else int(batches.sum()) * phase.epochs
     return steps
+
+
+def looks(job: Job, clients: int) -> int:
+    """Samples that pass through a model in one evaluation of so many clients."""
+    task, own = job.task, 0
+    if task.test is not None:
+        own = int(task.test.count.double().mean() * min(clients, len(task)) * 2)
+    return max(1, own + (len(task.test_all[1]) if task.test_all is not None else 0))
 
 
 def total(sizes: Sizes) -> int:

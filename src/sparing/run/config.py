@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from sparing.core.protocols import Local, Phase
 from sparing.task.options import named
 
 PHASE = Phase()
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-3 as a word
 
 
 class Section(BaseModel):
@@ -91,7 +93,7 @@ class EvaluateSection(Section):
     clients: PositiveInt = 500  # looked at, at most
     who: list[Literal["global", "before", "after", "new"]] = ["global", "before"]
     steps: PositiveInt = 10  # of local training for new clients
-    on: Literal["test", "validation"] = "test"
+    set: Literal["test", "validation"] = "test"
 
 
 class PlanSection(Section):
@@ -187,7 +189,7 @@ def override(values: dict[str, Any], item: str) -> None:
             here[parent] = {}
         here = here[parent]
     try:
-        here[last] = yaml.safe_load(text)
+        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.safe_load(text)
     except yaml.YAMLError:
         raise ConfigError(f"the value in {item!r} is not valid YAML; quote it if it is text") from None
 

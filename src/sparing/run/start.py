@@ -97,7 +97,7 @@ def named_task(study: Study) -> Task:
 def settled(study: Study, task: Task) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
     device = device_of(study.device)
-    task = task.on_validation() if study.evaluate.on == "validation" else task
+    task = task.on_validation() if study.evaluate.set == "validation" else task
     model = checked_model(task.build(study.seed)).to(device)
     layout = tree.layout_of(model, static=study.local.buffers == "static")
     count = cohort_size(len(task) - len(task.held_out), study.sample)

@@ -1,7 +1,10 @@
 """Accuracy and loss of models on samples. Evaluating changes nothing: no model, no random state, no mode."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.core.tree import Tree, rows
@@ -17,15 +20,16 @@ BATCH = 512
 
 
 def evaluate(
-    model: nn.Module, loss: Loss, models: Tree, data: Clients, ids: Tensor, static: bool = False
+    model: nn.Module, loss: Loss, models: Tree, data: Clients, ids: Tensor, static: bool = False, stacked: bool = False
 ) -> dict[str, Tensor]:
     """Client k's model (leaves `[K, *shape]`, or `[1, *shape]` for all) on the samples of client ids[k].
 
     Gives accuracy, loss and auc, float64 `[K]`, and count, int64 `[K]`, on the CPU. A client without samples has NaN;
     so have accuracy and auc where targets are floats. `static`: BatchNorm uses batch statistics, as in training.
 
-    Models of their own are run one by one, so that a row does not depend on the chunk; so is any model that looks at
-    batch statistics. Another model for everybody runs over all samples together, where it may in the last bits.
+    Models of their own are run one by one, so that a row does not depend on the chunk, or `stacked`, all at once, where
+    the last bits may; a model that looks at batch statistics always runs by itself. One model for everybody runs over
+    all samples together, where they may as well.
 
     >>> data = Clients.of([([[1.0, 0.0]], [0]), ([[0.0, 1.0], [3.0, 0.0]], [1, 1])])
     >>> model, loss = nn.Linear(2, 2, bias=False), nn.CrossEntropyLoss(reduction="none")
@@ -47,6 +51,10 @@ def evaluate(
             lost.index_add_(0, owner, losses)
             parts = zip(guesses.split(count.tolist()), data.y.cpu()[place].split(count.tolist()), strict=True)
             area = torch.tensor([micro_auc(guess, y) for guess, y in parts], dtype=torch.float64)
+        elif stacked and not static and not any(map(by_batch, work.module.modules())):
+            for i, (hits, losses, guesses) in enumerate(stacked_scores(work, loss, models, data, ids)):
+                y = data.client(int(ids[i]))[1].cpu()
+                right[i], lost[i], area[i] = hits.sum(), losses.sum(), micro_auc(guesses, y)
         else:
             for i, n in enumerate(count.tolist()):
                 load(work, models, i)
@@ -88,6 +96,34 @@ def by_batch(layer: nn.Module) -> bool:
     return isinstance(layer, _BatchNorm) and layer.running_mean is None
 
 
+def stacked_scores(
+    work: Working, loss: Loss, models: Tree, data: Clients, ids: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """What `scores` gives, for K clients with models of their own, run together; short clients are padded, then cut."""
+    count, k = data.count[ids], len(ids)
+    width = max(int(count.max()), 1)
+    column = torch.arange(width).expand(k, width).minimum((count - 1).clamp(min=0)[:, None])
+    places = (data.start[ids][:, None] + column).to(data.x.device)
+    run = vmap(lambda state, x: functional_call(work.module, state, (x,)))
+    rows = {name: models[name].expand(k, *x.shape) for name, x in work.state.items()}
+    parts = []
+    for place in places.split(max(1, BATCH // k), dim=1):
+        x = prepared(gathered(data.x, place.reshape(-1), work)).unflatten(0, place.shape)
+        output = run(rows, x).flatten(0, 1)
+        target = data.y.index_select(0, place.reshape(-1)).to(work.device)
+        marks = (accuracy(output, target), each(loss, output, target), class_scores(output, target))
+        parts.append([mark.unflatten(0, place.shape).cpu() for mark in marks])
+    hits, losses, guesses = (torch.cat(list(part), dim=1) for part in zip(*parts, strict=True))
+    for i, n in enumerate(count.tolist()):
+        yield hits[i, :n].double(), losses[i, :n].double(), guesses[i, :n]
+
+
+def class_scores(output: Tensor, y: Tensor) -> Tensor:
+    """Probabilities `[n, C]` where the output is a choice between classes, else `[n, 0]`."""
+    plain = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+    return output.softmax(1) if plain else output.new_zeros(len(output), 0)
+
+
 def scores(work: Working, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Accuracy and loss of each sample at these places, float64 `[n]`, and its class scores `[n, C]`, on the CPU.
 
@@ -100,7 +136,6 @@ def scores(work: Working, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> t
             target = y.index_select(0, place).to(work.device)
             hits.append(accuracy(output, target).cpu())
             losses.append(each(loss, output, target).cpu())
-            plain = output.ndim == 2 and target.ndim == 1 and not target.is_floating_point()
-            guesses.append((output.softmax(1) if plain else output.new_zeros(len(place), 0)).cpu())
+            guesses.append(class_scores(output, target).cpu())
     whole = torch.cat(guesses) if guesses else torch.zeros(0, 0)
     return torch.cat(hits).double(), torch.cat([x.double() for x in losses]), whole

@@ -89,7 +89,7 @@ class Task:
     def on_validation(self) -> "Task":
         """The same task, evaluated on the validation sets."""
         if self.validation is None:
-            raise ConfigError("evaluate.on is validation, but task.validation is 0; give it a share, such as 0.2")
+            raise ConfigError("evaluate.set is validation, but task.validation is 0; give it a share, such as 0.2")
         other = copy.copy(self)
         other.test, other.test_all = self.validation, (self.validation.x, self.validation.y)
         return other

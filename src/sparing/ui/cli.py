@@ -166,7 +166,7 @@ def check(
     if as_json:
         print_json(cost._asdict())
     else:
-        show_cost(cost, study.rounds, Console())
+        show_cost(cost, study.rounds, -(-study.rounds // study.evaluate.every), Console())
 
 
 @app.command()

@@ -36,10 +36,10 @@ def show_split(task: TaskSection, seed: int, picture: Path, console: Console) ->
     console.print(f"drawn to {draw_split(told, picture)}")
 
 
-def show_cost(cost: Cost, rounds: int, console: Console) -> None:
+def show_cost(cost: Cost, rounds: int, looks: int, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2))
     plan = ", ".join(f"{key} {value}" for key, value in cost.plan.items())
-    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round")
+    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round if within reach")
     table.add_row("model", f"{cost.parameters:,} parameters")
     table.add_row("plan", plan)
     table.add_row("down", f"{megabytes(cost.down_bytes)} MB a round ({megabytes(cost.first_bytes)} while all are new)")
@@ -47,7 +47,8 @@ def show_cost(cost: Cost, rounds: int, console: Console) -> None:
     table.add_row(
         "memory", f"{cost.peak_mb:,.0f} MB at most; all clients' state {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
     )
-    table.add_row("time", f"{cost.seconds:.2f} s a round, {duration(cost.seconds * rounds)} in all, without evaluation")
+    table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
+    table.add_row("", f"{duration(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
     console.print(table)
 
 
