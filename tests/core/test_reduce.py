@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparing.core.reduce import largest, square_norm, total
+from sparing.core.reduce import largest, total
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70)
 
@@ -22,11 +22,10 @@ def test_long_rows_are_as_alone_at_any_thread_count():
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
-        many = total(x), square_norm(x)
+        many = total(x)
         torch.set_num_threads(1)
         for k in range(5):
-            assert torch.equal(many[0][k : k + 1], total(x[k : k + 1]))
-            assert torch.equal(many[1][k : k + 1], square_norm(x[k : k + 1]))
+            assert torch.equal(many[k : k + 1], total(x[k : k + 1]))
     finally:
         torch.set_num_threads(before)
 

@@ -25,11 +25,6 @@ def total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
-def square_norm(x: Tensor) -> Tensor:
-    """Squared Euclidean norm of every row: `[K]` float64."""
-    return total(x.double().square())
-
-
 def largest(x: Tensor, k: int | Tensor) -> Tensor:
     """The k largest magnitudes of every row, ties to the lowest index, zeros never: `[K, n]` -> bool `[K, n]`.
 
