@@ -8,7 +8,7 @@ import torch
 from sparing.core.compose import compose, narrow
 from sparing.core.errors import TrainingError, WireError
 from sparing.core.parcel import Cut, Parcel, row
-from sparing.core.protocols import Codec, Fit, Local, Share
+from sparing.core.protocols import Codec, Fit, Local, Share, Step
 from sparing.core.reduce import largest
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, schema_down, settle
 from sparing.core.tree import Layout, column, expand, flat, to, under
@@ -230,12 +230,13 @@ def test_clients_of_another_size():
         return {"w": out}, {"w": cover}
 
     fit = Fit(
-        sizes=lambda ctx: torch.where(ctx.ids < 5, 2, 4),
-        shrink=lambda tree, size: {"w": tree["w"][:, :size]},
+        sizes=lambda ctx: torch.where(ctx.ids < 5, 0, 1),
+        layouts=(small, full),
+        shrink=lambda state, tree, size: {"w": tree["w"][:, : 2 * size + 2]},
         grow=grow,
-        layout=lambda size: small if size == 2 else full,
+        module=lambda model, size: model,
     )
-    method = compose(full)._replace(fit=fit)
+    method = compose(full, lambda method: method._replace(fit=fit))
     model = {"w": torch.ones(1, 4, 3)}
     server = first_server(method, model, 10)
     cohort = make_ctx([1, 8], n=[10, 30])
@@ -284,7 +285,7 @@ def told_share(layout):
         down=down,
         up=lambda got, ctx: {name: Cut(cut.mask) for name, cut in got.items()},
         init=lambda model: {"rounds": torch.zeros(1)},
-        learn=lambda state, blended, ctx: {"rounds": state["rounds"] + len(blended.ids)},
+        learn=lambda state, blended, ctx: ({"rounds": state["rounds"] + len(blended.ids)}, {"met": 1.0}),
         own=frozenset(layout.shapes),
     )
 
@@ -306,12 +307,13 @@ def test_a_told_scope_travels_and_the_share_learns():
 
 
 def test_serve_gives_every_client_its_own_model_and_notes():
-    def serve(state, model, ctx):
+    def serve(state, model, ctx, rows):
         gift = column(ctx.ids.float(), model["3.weight"])
         return model | {"3.weight": model["3.weight"] + gift}, {"hint": ctx.ids.float()}
 
     method = method_of("fedavg")
-    method = method._replace(blend=method.blend._replace(serve=serve, notes={"hint": 1}))
+    step = Step(lambda state, blended, ctx: (blended.update, state, {}), serve=serve, notes={"hint": 1})
+    method = method._replace(blend=method.blend._replace(steps=(step,)))
     ctx, _, down, up, _, after, _ = play(method, rounds=1)[2][0]
     assert torch.equal(down.notes["hint"], ctx.ids.float())
     expected = schema_down(method, MODEL, ctx.at(slice(1, 2)))

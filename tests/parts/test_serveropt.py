@@ -13,7 +13,7 @@ LAYOUT = Layout({"w": (6,), "m": (2,)}, {"w": torch.float32, "m": torch.float32}
 
 def test_momentum_is_the_recurrence_and_touches_only_covered_coordinates():
     step = momentum(LAYOUT, beta=0.9, lr=0.5)
-    state = step.init({"w": torch.zeros(1, 6), "m": torch.zeros(1, 2)})
+    state = step.init({"w": torch.zeros(1, 6), "m": torch.zeros(1, 2)}, 3)
     rng, v = np.random.default_rng(0), np.zeros(6)
     for _ in range(5):
         x, mask = rng.normal(size=6), rng.random(6) < 0.5

@@ -1,20 +1,33 @@
 """From a list of recipes to one method, refusing what does not make sense together."""
 
+from collections.abc import Sequence
+
 from sparing.core.codec import chain, feedback
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, intersect
-from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Share
+from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
 def compose(layout: Layout, *recipes: Recipe, local: Local | None = None) -> Method:
     """Apply recipes in order to plain FedAvg over this layout, and check the result."""
     local = local or Local()
-    method = Method(layout, everything(layout, local.buffers), local=local)
+    method = applied(recipes, Method(layout, everything(layout, local.buffers), local=local))
+    refuse_unsound(method)
+    if method.fit is None:
+        return method
+    sizes = []
+    for size, smaller in enumerate(method.fit.layouts):
+        plain = Method(smaller, everything(smaller, local.buffers), local=local, fit=method.fit, size=size)
+        sizes.append(applied(recipes, plain))
+    refuse_state_of_sizes(method, sizes)
+    return method._replace(sizes=tuple(sizes))
+
+
+def applied(recipes: Sequence[Recipe], method: Method) -> Method:
     for make in recipes:
         method = make(method)
-    refuse_unsound(method)
     return method
 
 
@@ -37,11 +50,15 @@ def narrow(a: Share, b: Share) -> Share:
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         return intersect(a.up(got, ctx), b.up(got, ctx))
 
-    def learn(state: Tree, blended: Blended, ctx: Ctx) -> Tree:
-        learned_a = a.learn(under("a", state), blended, ctx)
-        return prefixed("a", learned_a) | prefixed("b", b.learn(under("b", state), blended, ctx))
+    def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
+        state_a, said_a = a.learn(under("a", state), blended, ctx)
+        state_b, said_b = b.learn(under("b", state), blended, ctx)
+        return prefixed("a", state_a) | prefixed("b", state_b), said_a | said_b
 
-    return Share(down, up, init, learn, a.own | b.own, a.private | b.private)
+    def given(own: Tree, ctx: Ctx) -> Tree:
+        return b.given(a.given(own, ctx), ctx)
+
+    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given)
 
 
 def uplink(method: Method) -> Codec:
@@ -66,6 +83,24 @@ def refuse_unsound(method: Method) -> None:
             raise MethodError(f"{codec.name!r} remembers per client and cannot compress the downlink; use it upstream")
         if "sparse" in codec.traits:
             raise MethodError(f"{codec.name!r} would send zeros for weights it leaves out; use it upstream")
+
+
+def refuse_state_of_sizes(method: Method, sizes: list[Method]) -> None:
+    """What a client keeps must not depend on its size: the server cuts the resized tensors anew every round."""
+    for part in method.blend.steps:
+        if part.serve is not None and not part.notes:
+            raise MethodError(
+                f"{part.name!r} serves every client a model of its own, which cannot be resized; drop one"
+            )
+    for smaller in sizes:
+        resized = {n for n, shape in smaller.layout.shapes.items() if method.layout.shapes.get(n) != shape}
+        kept = set(smaller.share.own) | {n.rpartition("/")[2] for n in uplink(smaller).init(smaller.layout)}
+        kept |= {n.rpartition("/")[2] for n in smaller.local.init(smaller.layout)}
+        for name in sorted(kept & resized):
+            raise MethodError(
+                f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, in a rotated "
+                "basis; drop what keeps it (partial sharing, memory, a personal layer) or name its layer in fedhm.keep"
+            )
 
 
 def refuse_order(stages: tuple[Codec, ...]) -> None:

@@ -120,15 +120,19 @@ def admitted(arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], grid: 
 class Fold:
     """A partial weighted sum over some clients of a round: `add` clients, `merge` folds, then take the `mean`."""
 
-    def __init__(self, model: Tree, total_weight: float):
+    def __init__(self, model: Tree, total_weight: float, plain: int = 0):
+        """`plain`: so many clients may come whose unweighted mean is wanted too."""
         self.grid = Grid(model, total_weight)
         self.roll = Roll()
         self.sum: Tree = {}
         self.cover: dict[str, Cover] = {}
+        self.plain = Fold(model, plain) if plain else None
 
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
         """Fold in K clients."""
         share_K = admitted(arrival, weight_K, seen, self.grid, self.roll)
+        if self.plain:
+            self.plain.add(arrival, torch.ones_like(weight_K), {})
         for name, update in arrival.update.items():
             if name not in self.sum:
                 self.sum[name] = torch.zeros(1, *update.shape[1:], dtype=torch.float64, device=update.device)
@@ -140,6 +144,8 @@ class Fold:
     def merge(self, other: "Fold") -> "Fold":
         """Take in another partial sum of the same round; overlap is refused."""
         self.roll.merge(other.roll)
+        if self.plain and other.plain:
+            self.plain.merge(other.plain)
         for name, x in other.sum.items():
             self.sum[name] = self.sum[name].add_(x) if name in self.sum else x
             self.cover[name] = self.cover[name].merge(other.cover[name]) if name in self.cover else other.cover[name]
@@ -152,7 +158,7 @@ class Fold:
         for name, x in self.sum.items():
             votes, covered[name] = self.cover[name].votes(x.shape)
             x.div_(votes if covered[name] is None else votes.masked_fill(votes == 0, 1.0))
-        return Blended(self.sum, covered, *order)
+        return Blended(self.sum, covered, *order, self.plain.mean().update if self.plain else None)
 
 
 class Collect:

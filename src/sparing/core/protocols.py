@@ -5,9 +5,9 @@ nothing uses `{}`. All functions see the client axis: K is a whole chunk of the 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cuts, Parcel, Schema
@@ -29,9 +29,10 @@ class Share(NamedTuple):
     down: Callable[[Tree, Tree, Ctx], Cuts]  # (state, model, ctx)
     up: Callable[[Cuts, Ctx], Cuts]  # (what came down, ctx)
     init: Callable[[Tree], Tree] = nothing  # model -> state
-    learn: Callable[[Tree, "Blended", Ctx], Tree] = lambda state, blended, ctx: state
+    learn: Callable[[Tree, "Blended", Ctx], "tuple[Tree, Report]"] = lambda state, blended, ctx: (state, {})
     own: frozenset[str] = frozenset()  # tensors of which every client keeps its own copy
     private: frozenset[str] = frozenset()  # those of them that never cross the wire
+    given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
 
 
 class View(NamedTuple):
@@ -73,51 +74,79 @@ class Blended(NamedTuple):
     covered: dict[str, Tensor | None]  # bool [1, *shape]; None: everywhere
     ids: Tensor  # [n] sorted
     weight: Tensor  # [n] float64, unnormalised, in id order
-    seen: dict[str, Tensor]  # what the steps watched, [n, ...] in id order
+    seen: dict[str, Tensor]  # what was watched, [n, ...] in id order
+    plain: Tree | None = None  # the unweighted mean, where a step asks for it
 
 
-Report = dict[str, float]
+Report = dict[str, float]  # metrics of a round, by name
+
+
+class Rows(Protocol):
+    """Where one row of tensors per client lives: the clients' own state, or what the server keeps of each."""
+
+    def read(self, ids: Tensor) -> Tree: ...
+
+    def write(self, ids: Tensor, rows: Tree) -> None: ...
+
+    def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        """Weighted sums of the rows of clients `ids`: float64 `[K, m]` -> leaves `[K, ...]`, summed in that order."""
+        ...
 
 
 class Step(NamedTuple):
-    """A server transform of the blended update (momentum, shrinkage, noise)."""
+    """A part of the server: it watches arrivals, transforms the blended update, and may serve the next round.
+
+    `serve` gives each client a model of its own, or sends a few numbers along (declared in `notes`). What the server
+    must keep of every client, where that is too much for its state, goes into rows: `row` is the first one, `keep`
+    gives those of the clients that arrived, `serve` may read them.
+    """
 
     apply: Callable[[Tree, Blended, Ctx], tuple[Tree, Tree, Report]]  # -> (update, state, report)
-    init: Callable[[Tree], Tree] = nothing
-    watch: Callable[[Tree, Arrival], dict[str, Tensor]] = nothing  # scalars per client, keyed by id
+    init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
+    watch: Callable[[Tree, Arrival], dict[str, Tensor]] = nothing  # per client [K, ...], scalars but for `keep`
     name: str = ""
-    needs_mean: bool = False
+    needs_mean: bool = False  # makes no sense after a blend that collects
+    plain: bool = False  # wants the unweighted mean too
+    serve: Callable[[Tree, Tree, Ctx, Rows | None], tuple[Tree, dict[str, Tensor]]] | None = None
+    notes: dict[str, int] = {}  # noqa: RUF012  what `serve` sends along: name -> numbers per client
+    row: Callable[[Tree], Tree] = nothing  # model -> leaves [1, ...]
+    keep: Callable[[Tree, Blended, Ctx], Tree] = nothing  # rows [n, ...] of blended.ids
 
 
-def by_samples(arrival: Arrival) -> Tensor:
-    """FedAvg's weights: how many samples each client reports."""
-    return arrival.notes["n"].double()
+class Weigh(NamedTuple):
+    """How much every arrival counts, unnormalised; `seen` is kept by client id for `learn`."""
+
+    of: Callable[[Tree, Arrival], tuple[Tensor, dict[str, Tensor]]]  # -> ([K] float64, seen)
+    most: Callable[[Ctx], float]  # what the weights of a whole cohort add up to, at most
+    init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
+    learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
+    name: str = ""
 
 
-def all_samples(ctx: Ctx) -> float:
-    return float(ctx.n.sum())
+by_samples = Weigh(
+    of=lambda state, arrival: (arrival.notes["n"].double(), {}), most=lambda ctx: float(ctx.n.sum()), name="samples"
+)
+"""FedAvg's weights: how many samples each client reports."""
 
 
 class Blend(NamedTuple):
     """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps."""
 
-    weigh: Callable[[Arrival], Tensor] = by_samples  # [K], unnormalised
-    most: Callable[[Ctx], float] = all_samples  # what the weights of a whole cohort add up to, at most
-    collect: Callable[[Tree, dict[str, Tensor | None], Tensor], Tree] | None = None  # None: the weighted mean
+    weigh: Weigh = by_samples
+    collect: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # None: the weighted mean
     steps: tuple[Step, ...] = ()
-    serve: Callable[[Tree, Tree, Ctx], tuple[Tree, dict[str, Tensor]]] | None = (
-        None  # (state, model) -> (models, notes)
-    )
-    notes: dict[str, int] = {}  # noqa: RUF012  what `serve` sends along: name -> numbers per client
 
 
 class Fit(NamedTuple):
-    """Client models of another size. All K clients of a call have equal size."""
+    """Client models of other sizes. All K clients of a call have equal size; the server keeps the full one."""
 
     sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
-    shrink: Callable[[Tree, int], Tree]
+    layouts: tuple[Layout, ...]  # of every size
+    shrink: Callable[[Tree, Tree, int], Tree]  # (state, full model, size) -> model of that size
     grow: Callable[[Tree, int], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
-    layout: Callable[[int], Layout]
+    module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
+    init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
+    learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
 
 
 class Phase(NamedTuple):
@@ -132,6 +161,7 @@ class Phase(NamedTuple):
     weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm
     prox: float = 0.0  # FedProx: prox / 2 * |w - w_start|^2 joins the loss
+    frobenius: float = 0.0  # frobenius / 2 * |A B|^2 of every factored layer, instead of weight decay there
     trains: frozenset[str] | None = None  # None: every parameter
 
 
@@ -139,6 +169,7 @@ class Local(NamedTuple):
     phases: tuple[Phase, ...] = (Phase(),)
     buffers: str = "shared"  # "shared" | "own" (they stay with the client) | "static" (batch statistics only)
     init: Callable[[Layout], Tree] = nothing  # what a client's training remembers between rounds, leaves [1, ...]
+    reset: bool = False  # forget it where the server has just written
 
 
 class Method(NamedTuple):
@@ -152,6 +183,8 @@ class Method(NamedTuple):
     blend: Blend = Blend()
     fit: Fit | None = None
     local: Local = Local()
+    sizes: tuple["Method", ...] = ()  # with a fit: share and codecs over the layout of each size
+    size: int | None = None  # set in those
 
 
 Recipe = Callable[[Method], Method]

@@ -17,7 +17,7 @@ from sparing.core.errors import TrainingError, WireError
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, clients, spec_of
-from sparing.core.protocols import Arrival, Method, Report, Train, View
+from sparing.core.protocols import Arrival, Method, Report, Rows, Train, View
 from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -29,19 +29,34 @@ class Server(NamedTuple):
     model: Tree  # leaves [1, *shape]
     share: Tree
     blend: Tree
+    fit: Tree
     seen: Tensor  # bool [clients]: who has been in a round before
+    rows: Rows | None = None  # what is kept of every client
 
     def to(self, device: torch.device) -> "Server":
-        model, share, blend = (to(part, device) for part in (self.model, self.share, self.blend))
-        return Server(model, share, blend, self.seen.to(device))
+        model, share, blend, fit = (to(part, device) for part in (self.model, self.share, self.blend, self.fit))
+        return Server(model, share, blend, fit, self.seen.to(device), self.rows)
 
 
-def first_server(method: Method, model: Tree, clients: int) -> Server:
+def first_server(method: Method, model: Tree, clients: int, rows: Rows | None = None) -> Server:
     refuse_infinite(model, "at the start")
     device = next(iter(model.values())).device
-    blend = {k: v for i, s in enumerate(method.blend.steps) for k, v in prefixed(str(i), s.init(model)).items()}
+    blend = prefixed("weigh", method.blend.weigh.init(model, clients))
+    for i, step in enumerate(method.blend.steps):
+        blend |= prefixed(str(i), step.init(model, clients))
+    fit = method.fit.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool, device=device)
-    return Server(model, method.share.init(model), blend, seen)
+    return Server(model, method.share.init(model), blend, fit, seen, rows)
+
+
+def first_row(method: Method, model: Tree) -> Tree:
+    """What the server keeps of a client it never met, leaves `[1, ...]`; mostly nothing."""
+    return {k: v for i, step in enumerate(method.blend.steps) for k, v in prefixed(str(i), step.row(model)).items()}
+
+
+def sized(method: Method, ctx: Ctx) -> Method:
+    """The method as these K clients see it: share and codecs over the layout of their size."""
+    return method.sizes[int(method.fit.sizes(ctx)[0])] if method.fit and method.sizes else method
 
 
 def first_client(method: Method, model: Tree) -> Tree:
@@ -55,19 +70,19 @@ def first_client(method: Method, model: Tree) -> Tree:
 
 def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
     """An empty fold for this cohort; its grid depends on the model and the cohort's weights only."""
-    total = method.blend.most(ctx)
+    total = method.blend.weigh.most(ctx)
     if method.blend.collect is not None:
         return Collect(server.model, total, method.blend.collect)
-    return Fold(server.model, total)
+    plain = any(step.plain for step in method.blend.steps)
+    return Fold(server.model, total, ctx.cohort if plain else 0)
 
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
-    model, notes = server.model, {}
-    if method.blend.serve is not None:
-        model, notes = method.blend.serve(server.blend, model, ctx)
+    model, notes = served(method, server, ctx)
     if method.fit is not None:
-        model = method.fit.shrink(model, int(method.fit.sizes(ctx)[0]))
+        model = method.fit.shrink(server.fit, model, int(method.fit.sizes(ctx)[0]))
+    method = sized(method, ctx)
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     parcel = Parcel(leaves, notes)
@@ -75,16 +90,48 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     return downlink(method).encode(parcel, {}, View(seen_by, model, model, {}))[0]
 
 
+def served(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
+    """The model, or models, for these K clients, and the numbers that go along."""
+    model, notes = server.model, {}
+    for i, step in enumerate(method.blend.steps):
+        if step.serve is not None:
+            rows = Under(str(i), server.rows) if server.rows is not None else None
+            model, said = step.serve(under(str(i), server.blend), model, ctx, rows)
+            notes |= said
+    return model, notes
+
+
+class Under:
+    """One step's part of the rows that the server keeps."""
+
+    def __init__(self, prefix: str, rows: Rows):
+        self.prefix, self.rows = prefix, rows
+
+    def read(self, ids: Tensor) -> Tree:
+        return under(self.prefix, self.rows.read(ids))
+
+    def write(self, ids: Tensor, rows: Tree) -> None:
+        self.rows.write(ids, prefixed(self.prefix, rows))
+
+    def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        return under(self.prefix, self.rows.mix(ids, weight))
+
+
 def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients would start this round from."""
-    return overlay(under("own", state), downlink(method).decode(outgoing(method, server, ctx), ctx))
+    got = downlink(sized(method, ctx)).decode(outgoing(method, server, ctx), ctx)
+    return overlay(sized(method, ctx).share.given(under("own", state), ctx), got)
 
 
 def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
     """K clients: take in what came, train, and write down what goes back."""
+    method = sized(method, ctx)
     got = downlink(method).decode(parcel, ctx)
-    start = overlay(under("own", state), got)
-    after, local, notes = train(start, under("local", state), ctx)
+    start = overlay(method.share.given(under("own", state), ctx), got)
+    memory = under("local", state)
+    if method.local.reset:
+        memory = {name: forgotten(x, got.leaves.get(name.rpartition("/")[2])) for name, x in memory.items()}
+    after, local, notes = train(start, memory, ctx)
     leaves = {}
     for name, cut in method.share.up(cuts_of(got), ctx).items():
         base = got.leaves[name].value if name in got.leaves else 0
@@ -98,7 +145,7 @@ def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) 
 
 def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:
     """The state of clients whose upload never arrived: they trained, but their memory takes back what they sent."""
-    memory = uplink(method).lost(parcel, under("up", state), ctx)
+    memory = uplink(sized(method, ctx)).lost(parcel, under("up", state), ctx)
     state = dict(state)
     for name, x in prefixed("up", memory).items():
         state[name] = torch.where(column(gone_K, x), x, state[name])
@@ -107,31 +154,32 @@ def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: C
 
 def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
     """Validate, decode, compare with the model, and fold in K arrivals."""
-    got = downlink(method).decode(sent, ctx)
-    votes = method.share.up(cuts_of(got), ctx)
-    arrived = uplink(method).decode(parcel, ctx)
+    seen_by = sized(method, ctx)
+    got = downlink(seen_by).decode(sent, ctx)
+    votes = seen_by.share.up(cuts_of(got), ctx)
+    arrived = uplink(seen_by).decode(parcel, ctx)
     refuse_strange(arrived, votes, ctx)
-    if method.fit is not None:
-        update, scope = grown(method, server, got, arrived, ctx)
-    else:
-        scope = {name: cut.mask for name, cut in votes.items()}
-        update = {
-            name: against(server.model[name], got.leaves.get(name), arrived.leaves[name], scope[name]) for name in votes
-        }
+    update, scope = grown(method, server, got, arrived, votes, ctx)
     arrival = Arrival(update, scope, arrived.notes, server.model, ctx)
-    seen: dict[str, Tensor] = {}
+    weight_K, said = method.blend.weigh.of(under("weigh", server.blend), arrival)
+    seen = prefixed("weigh", said)
     for i, step in enumerate(method.blend.steps):
         seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
-    fold.add(arrival, method.blend.weigh(arrival), seen)
+    fold.add(arrival, weight_K, seen)
 
 
 def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
     blended = fold.mean()
-    state, report = {}, {"coverage": coverage(blended.update, blended.covered, method.layout)}
+    report = {"coverage": coverage(blended.update, blended.covered, method.layout)}
+    mine = blended._replace(seen=under("weigh", blended.seen))
+    memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
+    state, rows = prefixed("weigh", memory), {}
+    report |= said
     for i, step in enumerate(method.blend.steps):
         mine = blended._replace(seen=under(str(i), blended.seen))
         update, memory, said = step.apply(under(str(i), server.blend), mine, ctx)
+        rows |= prefixed(str(i), step.keep(memory, mine, ctx))
         blended = blended._replace(update=update)
         state |= prefixed(str(i), memory)
         report |= said
@@ -144,21 +192,30 @@ def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tu
     refuse_infinite(model, f"after round {ctx.round}")
     seen = server.seen.clone()
     seen[blended.ids.to(seen.device)] = True
-    return Server(model, method.share.learn(server.share, blended, ctx), state, seen), report
+    share, said = method.share.learn(server.share, blended, ctx)
+    report |= said
+    fit = server.fit
+    if method.fit is not None:
+        fit, said = method.fit.learn(fit, model, ctx)
+        report |= said
+    if rows and server.rows is not None:
+        server.rows.write(blended.ids, rows)
+    return Server(model, share, state, fit, seen, server.rows), report
 
 
 def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
     """What one client (K = 1) expects, built from the initial model and ctx alone."""
-    layout = method.layout if method.fit is None else method.fit.layout(int(method.fit.sizes(ctx)[0]))
+    notes = {name: size for step in method.blend.steps for name, size in step.notes.items()}
+    method = sized(method, ctx)
     cuts = method.share.down(method.share.init(initial), initial, ctx)
-    return downlink(method).schema(plain_schema(layout, cuts, method.blend.notes, f"{about(ctx)}/down"), ctx)
+    return downlink(method).schema(plain_schema(method.layout, cuts, notes, f"{about(ctx)}/down"), ctx)
 
 
 def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
     """What the server expects back from one client (K = 1) to which it sent this parcel."""
-    layout = method.layout if method.fit is None else method.fit.layout(int(method.fit.sizes(ctx)[0]))
+    method = sized(method, ctx)
     cuts = method.share.up(cuts_of(downlink(method).decode(sent, ctx)), ctx)
-    return uplink(method).schema(plain_schema(layout, cuts, NOTES_UP, f"{about(ctx)}/up"), ctx)
+    return uplink(method).schema(plain_schema(method.layout, cuts, NOTES_UP, f"{about(ctx)}/up"), ctx)
 
 
 def plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) -> Schema:
@@ -190,14 +247,28 @@ def against(model: Tensor, sent: Leaf | None, arrived: Leaf, scope: Tensor | Non
     return value + shift if bool(shift.any()) else value
 
 
-def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, ctx: Ctx) -> tuple[Tree, dict]:
-    """Client-sized models back in full shape, as differences from the model."""
-    assert method.fit is not None
-    values = {}
+def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx) -> tuple[Tree, dict]:
+    """Client-sized tensors back in full shape, as differences from the model; the others as they are."""
+    update, scope, resized = {}, {}, {}
     for name, leaf in arrived.leaves.items():
-        values[name] = leaf.value + got.leaves[name].value if name in got.leaves else leaf.value
-    full, scope = method.fit.grow(values, int(method.fit.sizes(ctx)[0]))
-    return {name: cleared(x - server.model[name], scope[name]) for name, x in full.items()}, scope
+        sent = got.leaves.get(name)
+        if name in server.model and leaf.value.shape[1:] == server.model[name].shape[1:]:
+            scope[name] = votes[name].mask
+            update[name] = against(server.model[name], sent, leaf, scope[name])
+        else:
+            resized[name] = leaf.value if sent is None else leaf.value + sent.value
+    if method.fit is not None and resized:
+        full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]))
+        scope |= covered
+        update |= {name: cleared(x - server.model[name], covered[name]) for name, x in full.items()}
+    return update, scope
+
+
+def forgotten(memory: Tensor, written: Leaf | None) -> Tensor:
+    """Zero where the server has just written."""
+    if written is None:
+        return memory
+    return torch.zeros_like(memory) if written.scope is None else cleared(memory, ~written.scope)
 
 
 def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:

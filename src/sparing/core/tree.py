@@ -19,12 +19,20 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
+class Kind(NamedTuple):
+    """What a weight belongs to, where its shape alone does not say."""
+
+    name: str  # "conv" (its weight is [filters, channels per group, *kernel]) or "linear" ([outputs, inputs])
+    groups: int = 1
+
+
 class Layout(NamedTuple):
     """What both ends know of a model before any value: names, shapes, dtypes, and which names are buffers."""
 
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, torch.dtype]
     buffers: frozenset[str] = frozenset()
+    kinds: dict[str, Kind] = {}  # noqa: RUF012  of the weights of convolutions and dense layers
 
     @property
     def params(self) -> list[str]:
@@ -48,7 +56,20 @@ def layout_of(model: torch.nn.Module, static: bool = False) -> Layout:
         {name: tuple(x.shape) for name, x in shared.items()},
         {name: x.dtype for name, x in shared.items()},
         frozenset(shared) - params,
+        {name: kind for name, kind in kinds_of(model).items() if name in shared},
     )
+
+
+def kinds_of(model: torch.nn.Module) -> dict[str, Kind]:
+    """The weights of convolutions (transposed ones apart: their axes differ) and of dense layers."""
+    convs, kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), {}
+    for path, layer in model.named_modules():
+        name = f"{path}.weight" if path else "weight"
+        if isinstance(layer, convs):
+            kinds[name] = Kind("conv", layer.groups)
+        elif isinstance(layer, torch.nn.Linear):
+            kinds[name] = Kind("linear")
+    return kinds
 
 
 def learned(model: torch.nn.Module, static: bool) -> Tree:

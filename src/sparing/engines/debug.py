@@ -12,6 +12,7 @@ from torch import Tensor
 from sparing.core.errors import SparingError, TrainingError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Parcel, each
+from sparing.core.protocols import Rows
 from sparing.core.round import (
     Server,
     about,
@@ -25,8 +26,9 @@ from sparing.core.round import (
     settle,
 )
 from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Tally, context
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.stale import Stale
 
 
 class Debug:
@@ -36,7 +38,8 @@ class Debug:
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         method = self.job.method
         cohort = context(self.job, server, ids, t)
-        fold, tally = begin(method, server, cohort), Tally()
+        fold, tally, stale = begin(method, server, cohort), Tally(), Stale(method, server.model)
+        train = stale.watching(self.job.train)
         with torch.no_grad():
             for k in range(len(ids)):
                 ctx = cohort.at(slice(k, k + 1))
@@ -46,7 +49,7 @@ class Debug:
                 with stage("reading the download", ctx):
                     got = self.here(from_bytes(posted, schema_down(method, self.job.initial, ctx)))
                 with stage("local training and writing the upload", ctx):
-                    up, state = client(method, self.bank.read(ctx.ids), got, self.job.train, ctx)
+                    up, state = client(method, self.bank.read(ctx.ids), got, train, ctx)
                     refuse_infinite(up, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
                 gone_K = self.job.fleet.vanished(ctx)
@@ -60,7 +63,7 @@ class Debug:
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"], gone_K)
             server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
-        return server, tally.outcome(report)
+        return server, tally.outcome(report | stale.report())
 
     def here(self, parcel: Parcel) -> Parcel:
         """Bytes arrive on the CPU; training may happen elsewhere."""

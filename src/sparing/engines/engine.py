@@ -34,20 +34,18 @@ class Job(NamedTuple):
     threads: int = 1  # clients training side by side
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
+    sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
 
     def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
         """K clients on their own samples, with the signature `core.round.client` wants."""
-        whole, data, local = self.rest.complete(start), self.task.train, self.method.local
-        after, notes = train(self.model, self.task.loss, data, local, whole, ctx, self.path, self.threads)
+        model, whole, local = self.model_for(ctx), self.rest.complete(start), self.method.local
+        data, memory = self.task.train, {name: x.clone() for name, x in memory.items()}
+        after, notes = train(model, self.task.loss, data, local, whole, ctx, self.path, self.threads, memory)
         return {name: after[name] for name in start}, memory, notes
 
-
-class Rows(Protocol):
-    """Where client state lives: a bank."""
-
-    def read(self, ids: Tensor) -> Tree: ...
-
-    def write(self, ids: Tensor, rows: Tree) -> None: ...
+    def model_for(self, ctx: Ctx) -> nn.Module:
+        """The network that these K clients run."""
+        return self.sizes[int(self.method.fit.sizes(ctx)[0])] if self.method.fit else self.model
 
 
 class Outcome(NamedTuple):

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.protocols import Local
+from sparing.core.protocols import Local, Rows
 from sparing.core.round import Server, starting_models
 from sparing.core.tree import Tree, cat
-from sparing.engines.engine import Evaluation, Job, Marks, Rows, context
+from sparing.engines.engine import Evaluation, Job, Marks, chunks, context
 from sparing.task.evaluate import evaluate as evaluate_rows
 from sparing.task.evaluate import evaluate_all
 
@@ -39,8 +39,9 @@ def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Ev
         ids = wanted.ids[task.test.count[wanted.ids] > 0]
         new = task.held_out[task.test.count[task.held_out] > 0]
         for who in wanted.who:
-            parts = (new if who == "new" else ids).split(job.chunk)
-            if len(parts[0]):
+            cohort = context(job, server, new if who == "new" else ids, t + 1)
+            parts = [ctx.ids.cpu() for ctx in chunks(cohort, job.chunk, job.method.fit)]
+            if parts:
                 marks[who] = together([marked(job, bank, server, t, part, who, wanted) for part in parts])
     return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks)
 
@@ -48,9 +49,12 @@ def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Ev
 def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, wanted: Wanted) -> Marks:
     """One chunk of clients."""
     assert job.task.test is not None
-    models = server.model if who == "global" else models_of(job, bank, server, t, ids, who, wanted.steps)
+    model, models = job.model, server.model
+    if who != "global":
+        model = job.model_for(context(job, server, ids, t + 1))
+        models = models_of(job, bank, server, t, ids, who, wanted.steps)
     whole, data, loss = job.rest.complete(models), job.task.test, job.task.loss
-    got = evaluate_rows(job.model, loss, whole, data, ids, static=is_static(job), stacked=job.path == "stacked")
+    got = evaluate_rows(model, loss, whole, data, ids, static=is_static(job), stacked=job.path == "stacked")
     return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
 
 
@@ -77,4 +81,7 @@ def is_static(job: Job) -> bool:
 
 
 def together(parts: list[Marks]) -> Marks:
-    return Marks(**cat([part._asdict() for part in parts]))
+    """All parts, in id order."""
+    marks = Marks(**cat([part._asdict() for part in parts]))
+    order = marks.ids.argsort()
+    return Marks(*(x[order] for x in marks))

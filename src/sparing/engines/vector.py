@@ -4,10 +4,12 @@ import torch
 from torch import Tensor
 
 from sparing.core.parcel import pick
+from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, outgoing, put_back, settle
 from sparing.core.wire import sizes
-from sparing.engines.engine import Evaluation, Job, Outcome, Rows, Tally, chunks, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Tally, chunks, context
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.stale import Stale
 
 
 class Vector:
@@ -17,11 +19,12 @@ class Vector:
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         method = self.job.method
         cohort = context(self.job, server, ids, t)
-        fold, tally = begin(method, server, cohort), Tally()
+        fold, tally, stale = begin(method, server, cohort), Tally(), Stale(method, server.model)
+        train = stale.watching(self.job.train)
         with torch.no_grad():
             for ctx in chunks(cohort, self.job.chunk, method.fit):
                 down = outgoing(method, server, ctx)
-                up, state = client(method, self.bank.read(ctx.ids), down, self.job.train, ctx)
+                up, state = client(method, self.bank.read(ctx.ids), down, train, ctx)
                 gone_K = self.job.fleet.vanished(ctx)
                 if bool(gone_K.any()):
                     state = put_back(method, state, up, gone_K, ctx)
@@ -31,7 +34,7 @@ class Vector:
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, sizes(down), sizes(up), up.notes["loss"], gone_K)
             server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
-        return server, tally.outcome(report)
+        return server, tally.outcome(report | stale.report())
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
         return evaluate(self.job, self.bank, server, t, wanted)

@@ -15,7 +15,7 @@ def momentum(layout: Layout, beta: float = 0.9, lr: float = 1.0) -> Step:
     check_range("fedavgm.lr", lr, 0, float("inf"), open_low=True)
     params = frozenset(layout.params)
 
-    def init(model: Tree) -> Tree:
+    def init(model: Tree, clients: int) -> Tree:
         return {name: torch.zeros_like(model[name], dtype=torch.float64) for name in layout.params}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:

@@ -34,6 +34,10 @@ class Bank(Protocol):
         """Replaces the rows of clients `ids`; a leaf `[1, ...]` is given to each of them."""
         ...
 
+    def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        """Weighted sums of the rows of clients `ids`: `[K, m]` -> leaves `[K, ...]`; zeros cost nothing."""
+        ...
+
     def state(self) -> Tree:
         """What a checkpoint needs to bring back every row as it is now. Save it before the next `write`."""
         ...
@@ -88,6 +92,17 @@ class MemoryBank:
         index = torch.from_numpy(self.row_of[client]).to(self.device)
         for name, x in rows.items():
             self.rows[name][index] = x.to(self.device)
+
+    def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        index = self.row_of[checked_ids(ids, self.clients)].tolist()
+        out = {
+            n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=self.device) for n, x in self.rows.items()
+        }
+        for k, row in enumerate(weight.double().cpu()):
+            for m in row.nonzero()[:, 0].tolist():
+                for name, x in out.items():
+                    x[k].add_(self.rows[name][index[m]], alpha=float(row[m]))
+        return out
 
     def grow(self, need: int) -> None:
         have = next(iter(self.rows.values())).shape[0]

@@ -21,7 +21,8 @@ from pydantic import (
 )
 
 from sparing.core.errors import ConfigError, nearest
-from sparing.core.protocols import Local, Phase
+from sparing.core.protocols import Local, Phase, nothing
+from sparing.task.optim import velocities
 from sparing.task.options import named
 
 PHASE = Phase()
@@ -59,6 +60,7 @@ class LocalSection(Section):
     optimiser: Literal["sgd", "adam"] = "sgd"
     lr: PositiveFloat = PHASE.lr
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    velocity: Literal["fresh", "kept"] = "fresh"  # kept: a client's momentum goes on from its last round
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
     prox: NonNegativeFloat = 0.0
@@ -70,13 +72,15 @@ class LocalSection(Section):
             self.epochs = PHASE.epochs
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
+        if self.velocity == "kept" and not self.momentum:
+            raise ValueError("local.velocity is kept, but there is no momentum to keep; set local.momentum to 0.9")
         if self.optimiser == "adam" and self.momentum:
             raise ValueError(f"local.momentum is {self.momentum}, which adam has no use for; drop it")
         return self
 
     def local(self) -> Local:
-        values = self.model_dump(exclude={"buffers"}, exclude_none=True)
-        return Local((Phase(**values),), self.buffers)
+        values = self.model_dump(exclude={"buffers", "velocity"}, exclude_none=True)
+        return Local((Phase(**values),), self.buffers, velocities if self.velocity == "kept" else nothing)
 
 
 class FleetSection(Section):

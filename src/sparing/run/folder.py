@@ -1,8 +1,9 @@
-"""The run folder: config.yaml, summary.json, checkpoint.safetensors, clients.slots, and three tables.
+"""The run folder: config.yaml, summary.json, checkpoint.safetensors, clients.slots, and four tables.
 
 rounds.csv has a row per round, ledger.csv one per round, client and direction, clients.csv one per round, client and
-kind of model evaluated. They grow by appending; a checkpoint records how long they were, and resuming cuts them back to
-that, so that tables, model and client state always tell of the same round.
+kind of model evaluated, metrics.csv one per round and thing that the method itself reports. They grow by appending; a
+checkpoint records how long they were, and resuming cuts them back to that, so that tables, model and state always
+tell of the same round.
 """
 
 import os
@@ -19,11 +20,24 @@ from sparing.run import checkpoint, ledger
 from sparing.run.bank import Bank
 from sparing.run.config import read_yaml
 from sparing.run.files import write_atomic, write_json
-from sparing.run.results import COLUMNS, MARKS_HEADER, Record, Result, marks_text, row_read, row_text
+from sparing.run.results import (
+    COLUMNS,
+    MARKS_HEADER,
+    METRICS_HEADER,
+    Record,
+    Result,
+    marks_text,
+    metrics_read,
+    metrics_text,
+    row_read,
+    row_text,
+)
 
 CONFIG, ROUNDS, LEDGER, SUMMARY = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
 CLIENTS = "clients.csv"
-CHECKPOINT, SLOTS = "checkpoint.safetensors", "clients.slots"
+METRICS = "metrics.csv"
+TABLES = (ROUNDS, LEDGER, CLIENTS, METRICS)
+CHECKPOINT, SLOTS, SERVER_SLOTS = "checkpoint.safetensors", "clients.slots", "server.slots"
 
 
 class Folder:
@@ -61,31 +75,38 @@ class Folder:
         (self.path / ROUNDS).write_text(",".join(COLUMNS) + "\n")
         (self.path / LEDGER).write_text(ledger.HEADER)
         (self.path / CLIENTS).write_text(MARKS_HEADER)
+        (self.path / METRICS).write_text(METRICS_HEADER)
 
     def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None) -> None:
         with open(self.path / ROUNDS, "a") as file:
             file.write(row_text(record))
         with open(self.path / LEDGER, "a") as file:
             file.write(ledger.ledger_text(t, outcome))
+        with open(self.path / METRICS, "a") as file:
+            file.write(metrics_text(record))
         if evaluation:
             with open(self.path / CLIENTS, "a") as file:
                 file.write(marks_text(t, evaluation))
 
-    def save(self, server: Server, bank: Bank, meta: dict[str, Any]) -> None:
+    def save(self, server: Server, bank: Bank, rows: Bank | None, meta: dict[str, Any]) -> None:
         """One durable checkpoint of the server, the clients and the length of the tables."""
-        tables = {name: synced_size(self.path / name) for name in (ROUNDS, LEDGER, CLIENTS)}
+        tables = {name: synced_size(self.path / name) for name in TABLES}
         tensors = (
             prefixed("model", server.model)
             | prefixed("share", server.share)
             | prefixed("blend", server.blend)
+            | prefixed("fit", server.fit)
             | {"seen": server.seen}
             | prefixed("bank", bank.state())
+            | prefixed("rows", rows.state() if rows else {})
         )
         checkpoint.save(self.path / CHECKPOINT, tensors, {**meta, "tables": tables})
         bank.committed()
+        if rows:
+            rows.committed()
 
-    def load(self, fingerprint: str, every: int) -> tuple[Server, Tree, dict[str, Any]] | None:
-        """(server, bank state, meta) of the last checkpoint, the tables cut back to it; None if there is none yet."""
+    def load(self, fingerprint: str, every: int) -> tuple[Server, Tree, Tree, dict[str, Any]] | None:
+        """(server, bank, server's rows, meta) of the last checkpoint, the tables cut back to it; None if none."""
         if not (self.path / CHECKPOINT).exists():
             if self.rounds_written() >= every:
                 raise CheckpointError(
@@ -101,8 +122,9 @@ class Folder:
                 "undo the change to config.yaml (or to the task), or start a new run in another folder"
             )
         self.cut(meta["tables"])
-        server = Server(under("model", tensors), under("share", tensors), under("blend", tensors), tensors["seen"])
-        return server, under("bank", tensors), meta
+        model, share, blend, fit = (under(part, tensors) for part in ("model", "share", "blend", "fit"))
+        server = Server(model, share, blend, fit, tensors["seen"])
+        return server, under("bank", tensors), under("rows", tensors), meta
 
     def rounds_written(self) -> int:
         path = self.path / ROUNDS
@@ -121,7 +143,8 @@ class Folder:
         """The table so far, which must have one row for every round."""
         path = self.path / ROUNDS
         try:
-            table = [row_read(line) for line in path.read_text().splitlines()[1:]]
+            said = metrics_read((self.path / METRICS).read_text())
+            table = [row_read(line, said) for line in path.read_text().splitlines()[1:]]
         except (ValueError, TypeError):
             table = []
         if [record.round for record in table] != list(range(1, rounds + 1)):

@@ -35,6 +35,7 @@ class Run:
     folder: Folder | None
     fingerprint: str
     job: Job
+    rows: Bank | None = None  # what the server keeps of every client
     scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
     done: int = 0  # rounds
     seconds: float = 0.0  # spent before this process
@@ -42,6 +43,8 @@ class Run:
 
     def close(self) -> None:
         self.bank.close()
+        if self.rows:
+            self.rows.close()
         if self.scratch:
             self.scratch.cleanup()
 
@@ -64,7 +67,7 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
             run.folder.append(t, record, outcome, evaluation)
             if t % study.checkpoint == 0 or t == study.rounds:
                 meta = {"round": t, "seconds": record.seconds, "fingerprint": run.fingerprint}
-                run.folder.save(run.server, run.bank, meta)
+                run.folder.save(run.server, run.bank, run.rows, meta)
         for log in loggers:
             log(record)
     result = result_of(run)

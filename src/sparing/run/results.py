@@ -1,7 +1,7 @@
 """What a run leaves behind: a record per round, a summary, and the same as attributes."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -38,6 +38,7 @@ class Record:
     down_bytes: int
     coverage: float  # share of the parameters somebody voted on
     seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)  # what the method itself reports: rows of metrics.csv
 
     @classmethod
     def of(cls, t: int, outcome: Outcome, evaluation: Evaluation | None, seconds: float) -> "Record":
@@ -50,6 +51,7 @@ class Record:
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
             coverage=outcome.report.get("coverage", math.nan),
             seconds=seconds,
+            metrics={name: value for name, value in outcome.report.items() if name != "coverage"},
         )
 
 
@@ -75,18 +77,36 @@ def measured(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
-COLUMNS = [field.name for field in fields(Record)]
+COLUMNS = [field.name for field in fields(Record) if field.name != "metrics"]
 MEASURED = COLUMNS[COLUMNS.index("accuracy") : COLUMNS.index("train_loss")]
 WHOLE = {field.name for field in fields(Record) if field.type in (int, "int")}
 
 
 def row_text(record: Record) -> str:
-    return ",".join("" if value != value else repr(value) for value in asdict(record).values()) + "\n"
+    values = [getattr(record, name) for name in COLUMNS]
+    return ",".join("" if value != value else repr(value) for value in values) + "\n"
 
 
-def row_read(text: str) -> Record:
+def row_read(text: str, said: dict[int, dict[str, float]]) -> Record:
     cells = dict(zip(COLUMNS, text.strip().split(","), strict=True))
-    return Record(**{k: int(v) if k in WHOLE else float(v) if v else float("nan") for k, v in cells.items()})  # type: ignore[arg-type]
+    values: dict[str, Any] = {k: int(v) if k in WHOLE else float(v) if v else math.nan for k, v in cells.items()}
+    return Record(**values, metrics=said.get(values["round"], {}))
+
+
+METRICS_HEADER = "round,metric,value\n"
+
+
+def metrics_text(record: Record) -> str:
+    """What the method itself reported, ready to append to metrics.csv."""
+    return "".join(f"{record.round},{name},{value!r}\n" for name, value in record.metrics.items())
+
+
+def metrics_read(text: str) -> dict[int, dict[str, float]]:
+    said: dict[int, dict[str, float]] = {}
+    for line in text.splitlines()[1:]:
+        t, name, value = line.split(",")
+        said.setdefault(int(t), {})[name] = float(value)
+    return said
 
 
 @dataclass(frozen=True)
@@ -108,6 +128,10 @@ class Result:
     model_sha256: str
     table: list[Record] = field(repr=False)
     model: dict[str, Tensor] = field(repr=False)  # the trained global model, as a state_dict
+
+    def metric(self, name: str) -> list[float]:
+        """One number a round of what the method itself reports; NaN where it said nothing."""
+        return [record.metrics.get(name, math.nan) for record in self.table]
 
     @property
     def summary(self) -> dict[str, Any]:

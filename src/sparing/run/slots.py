@@ -96,6 +96,18 @@ class SlotBank:
             self.store(slots[part])
         self.slot_of[client] = slots
 
+    def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        """As the bank in memory does it, a few rows in memory at a time."""
+        used = (weight != 0).any(0).nonzero()[:, 0]
+        out = {name: x.repeat(len(weight), *[1] * (x.dim() - 1)).zero_() for name, x in self.template.items()}
+        for part in used.split(max(1, len(self.stage))):
+            rows = self.read(ids[part.cpu()])
+            for m, who in enumerate(part.tolist()):
+                for k in weight[:, who].nonzero()[:, 0].tolist():
+                    for name, x in out.items():
+                        x[k].add_(rows[name][m].cpu(), alpha=float(weight[k, who]))
+        return {name: x.to(self.device) for name, x in out.items()}
+
     def slots_for(self, client: np.ndarray) -> np.ndarray:
         """Where these clients' new rows go: in place where no checkpoint minds, else the lowest free slots."""
         slots = self.slot_of[client]

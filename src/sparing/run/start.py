@@ -16,13 +16,13 @@ from torch import nn
 from sparing.core import tree
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError
-from sparing.core.round import first_client, first_server
+from sparing.core.round import first_client, first_row, first_server
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job
 from sparing.engines.vector import Vector
 from sparing.run.bank import open_bank
 from sparing.run.config import FleetSection, Study, study_from
-from sparing.run.folder import SLOTS, Folder
+from sparing.run.folder import SERVER_SLOTS, SLOTS, Folder
 from sparing.run.loop import Logger, Run, cohort_size, loop
 from sparing.run.methods import recipes
 from sparing.run.plan import device_of, settle_plan
@@ -83,9 +83,11 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
     with closing(fresh(study, job, folder)) as state:
         saved = folder.load(state.fingerprint, study.checkpoint)
         if saved is not None:
-            server, bank, meta = saved
-            state.server = server.to(state.server.seen.device)
+            server, bank, rows, meta = saved
+            state.server = server._replace(rows=state.rows).to(state.server.seen.device)
             state.bank.restore(bank)
+            if state.rows is not None:
+                state.rows.restore(rows)
             state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records(meta["round"])
         return loop(state, loggers)
 
@@ -111,6 +113,9 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
         fleet=fleet_of(study.fleet, task),
         rest=tree.rest_of(model, layout),
     )
+    if job.method.fit is not None:
+        fit = job.method.fit
+        job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
     refuse_misfit(job)
     plan = settle_plan(study.plan, study.engine, job, count)
     assert not isinstance(plan.chunk, str)
@@ -144,9 +149,12 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     home = Path(scratch.name) if scratch else folder.path if folder else None
     path = home / SLOTS if on_disk and home else None
     bank = open_bank(first_client(job.method, job.initial), clients, device, path)
-    server = first_server(job.method, job.initial, clients)
+    template = first_row(job.method, job.initial)
+    rows = open_bank(template, clients, device, path.with_name(SERVER_SLOTS) if path else None) if template else None
+    server = first_server(job.method, job.initial, clients, rows)
     engine = ENGINES[study.engine](job, bank)
-    return Run(study, job.task.name, clients, engine, bank, server, folder, fingerprint(study, job), job, scratch)
+    found = fingerprint(study, job)
+    return Run(study, job.task.name, clients, engine, bank, server, folder, found, job, rows, scratch)
 
 
 def fingerprint(study: Study, job: Job) -> str:

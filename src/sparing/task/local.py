@@ -30,12 +30,14 @@ def train(
     ctx: Ctx,
     path: str = "loop",
     threads: int = 1,
+    memory: Tree | None = None,
 ) -> tuple[Tree, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
     Gives every state_dict tensor after training, `[K, *shape]` on the device of `start`, and `{"loss": [K] float32}`:
     the mean over the samples visited in the last epoch of the last phase (in all its steps, where it counts steps).
-    Neither the model handed in nor any global random state changes.
+    Neither the model handed in nor any global random state changes. `memory` holds velocities to go on from,
+    `velocity/NAME` `[K, *shape]`, and is overwritten; without it they start at zero and are forgotten.
 
     "loop" trains one client after the other and is row-exact; `threads` clients run side by side with the same bits.
     "stacked" trains all K at once, `threads` working on each operation, and agrees with it within rounding. In both, a
@@ -53,11 +55,12 @@ def train(
     if not len(ctx.ids) or int(ctx.ids.min()) < 0 or int(ctx.ids.max()) >= len(data):
         raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {ctx.ids.tolist()[:8]}")
     device = next(iter(start.values())).device if start else torch.device("cpu")
+    memory = memory if memory is not None else {}
     with torch.enable_grad(), intra_op(1 if path == "loop" else threads):
         if path == "loop":
-            after, losses = loop(model, loss, data, local, start, ctx, device, threads)
+            after, losses = loop(model, loss, data, local, start, ctx, device, threads, memory)
         else:
-            after, losses = stacked(model, loss, data, local, start, ctx, device)
+            after, losses = stacked(model, loss, data, local, start, ctx, device, memory)
         check_finite(after, local, ctx)
     return after, {"loss": losses.to(device, torch.float32)}
 
@@ -98,7 +101,7 @@ def check_phase(i: int, phase: Phase) -> None:
     for name in ("epochs", "steps", "batch"):
         if getattr(phase, name) is not None and getattr(phase, name) < 1:
             raise ConfigError(f"phase {i}: {name} must be 1 or more, seen {getattr(phase, name)}")
-    for name in ("lr", "momentum", "weight_decay", "prox"):
+    for name in ("lr", "momentum", "weight_decay", "prox", "frobenius"):
         if not 0 <= getattr(phase, name) < float("inf"):
             raise ConfigError(f"phase {i}: {name} must be 0 or more, seen {getattr(phase, name)}")
     if phase.clip is not None and not phase.clip > 0:

@@ -22,7 +22,7 @@ from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.losses import Loss, each
-from sparing.task.optim import fresh, update
+from sparing.task.optim import factor_pairs, fresh, keep, kept, update
 from sparing.task.still import own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, trained, working_copy
 
@@ -42,18 +42,20 @@ class Job(NamedTuple):
     shuffles: list[Tensor]  # per phase [epochs, K]
     drops: list[Tensor]  # per phase [K]: keys of dropout
     views: list[Tensor]  # per phase [K]: keys of augmentation
+    memory: Tree  # velocities kept between rounds, overwritten
 
 
 def loop(
-    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device, threads: int
-) -> tuple[Tree, Tensor]:
-    """The models after training and the reported losses `[K]`."""
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
+    threads: int, memory: Tree,
+) -> tuple[Tree, Tensor]:  # fmt: skip
+    """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     ids = ctx.ids.tolist()
     counts = data.count[ctx.ids.cpu()].tolist()
     shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
     drops = [ctx.keys(f"dropout/{i}") for i in range(len(local.phases))]
     views = [ctx.keys(f"augment/{i}") for i in range(len(local.phases))]
-    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views)
+    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory)
     after = {
         name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
         for name, x in model.state_dict().items()
@@ -118,7 +120,8 @@ def train_phase(
         work.state[name].requires_grad_(name in names)
     values = [p.detach() for p in params]
     anchors = [job.start[name][k if job.start[name].shape[0] > 1 else 0] for name in names] if phase.prox else []
-    memory = fresh(phase, values)
+    memory = kept(fresh(phase, values), names, job.memory, slice(k, k + 1))
+    pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
     keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
     views = hashes(job.views[number][k : k + 1].to(job.device), len(table))
@@ -137,9 +140,10 @@ def train_phase(
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
-        update(phase, t, values, gradients(loss, params), anchors, memory, stacked=False)
+        update(phase, t, values, gradients(loss, params), anchors, memory, pairs, stacked=False)
         if t >= begin:
             total, visited = total + value * size, visited + size
+    keep(memory, names, job.memory, slice(k, k + 1))
     return total / visited
 
 

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from sparing.core.protocols import Phase
+from sparing.core.tree import Layout, Tree
 
 Memory = dict[str, list[Tensor]]
+Pairs = list[tuple[int, int]]
+"""Places of the two factors of a layer in a list of parameters."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
 
@@ -22,6 +25,57 @@ def fresh(phase: Phase, params: Sequence[Tensor]) -> Memory:
     """What the optimiser remembers, before its first step."""
     names = ("mean", "square") if phase.optimiser == "adam" else ("velocity",) if phase.momentum else ()
     return {name: [torch.zeros_like(p) for p in params] for name in names}
+
+
+def velocities(layout: Layout) -> Tree:
+    """What a client keeps between rounds so that its momentum can go on, before its first: leaves `[1, ...]`."""
+    return {
+        f"velocity/{name}": torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in layout.params
+    }
+
+
+def kept(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> Memory:
+    """The optimiser's memory going on from what these clients remember of earlier rounds, `[K, ...]`."""
+    for i, name in enumerate(names):
+        if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
+            memory["velocity"][i].copy_(old[rows].view_as(memory["velocity"][i]))
+    return memory
+
+
+def keep(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> None:
+    """Write it back for the next round."""
+    for i, name in enumerate(names):
+        if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
+            old[rows] = memory["velocity"][i].view_as(old[rows])
+
+
+def factor_pairs(names: list[str]) -> Pairs:
+    """Layers that stand as two factors are called NAME.a and NAME.b.
+
+    >>> factor_pairs(["conv.a", "conv.b", "conv.bias"])
+    [(0, 1)]
+    """
+    place = {name: i for i, name in enumerate(names)}
+    return [(i, place[f"{n[:-2]}.b"]) for n, i in place.items() if n.endswith(".a") and f"{n[:-2]}.b" in place]
+
+
+def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength: float) -> list[Tensor]:
+    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B; a client axis may come first.
+
+    A dense layer's factors are a [m, r] and b [r, n]; a convolution's are a [m, r, k, 1] and b [r, n, 1, k].
+    """
+    grads = list(grads)
+    for i, j in pairs:
+        a, b = params[i], params[j]
+        if a.ndim >= 4:
+            columns, rows = a.transpose(-4, -3).flatten(-3), b.flatten(-3)  # [r, m k], [r, n k]
+            inner, outer = rows @ rows.mT, columns @ columns.mT
+            grads[i] = grads[i] + strength * (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
+            grads[j] = grads[j] + strength * (outer @ rows).view(b.shape)
+        else:
+            grads[i] = grads[i] + strength * (a @ (b @ b.mT))
+            grads[j] = grads[j] + strength * ((a.mT @ a) @ b)
+    return grads
 
 
 def first_rows(memory: Memory, m: int) -> Memory:
@@ -35,9 +89,10 @@ def update(
     grads: list[Tensor],
     anchors: list[Tensor],
     memory: Memory,
+    pairs: Pairs,
     stacked: bool,
 ) -> None:
-    """Step t (from 0): FedProx's pull to the anchors, clip, weight decay, then the optimiser. Overwrites `params`."""
+    """Step t (from 0): FedProx's pull to the anchors, clip, decay, then the optimiser. Overwrites `params`."""
     if not params:
         return
     if phase.prox:
@@ -45,8 +100,15 @@ def update(
         grads = list(torch._foreach_add(grads, pull, alpha=phase.prox))
     if phase.clip is not None:
         grads = clipped(grads, phase.clip, stacked)
+    factors = {i for pair in pairs for i in pair} if phase.frobenius else set()
     if phase.weight_decay:
-        grads = list(torch._foreach_add(grads, params, alpha=phase.weight_decay))
+        plain = [i for i in range(len(params)) if i not in factors]
+        decayed = torch._foreach_add([grads[i] for i in plain], [params[i] for i in plain], alpha=phase.weight_decay)
+        grads = list(grads)
+        for i, g in zip(plain, decayed, strict=True):
+            grads[i] = g
+    if factors:
+        grads = frobenius(grads, params, pairs, phase.frobenius)
     (adam if phase.optimiser == "adam" else sgd)(phase, t, params, grads, memory)
 
 

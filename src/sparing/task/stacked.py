@@ -25,14 +25,14 @@ from sparing.task.dataset import prepared
 from sparing.task.keyed import LoopNorm
 from sparing.task.loop import diverged
 from sparing.task.losses import Loss, each
-from sparing.task.optim import first_rows, fresh, update
+from sparing.task.optim import factor_pairs, first_rows, fresh, keep, kept, update
 from sparing.task.working import Working, trained, working_copy
 
 
 def stacked(
-    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device, memory: Tree
 ) -> tuple[Tree, Tensor]:
-    """The models after training and the reported losses `[K]`."""
+    """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     work = working_copy(model, device, stacked=True, static=local.buffers == "static")
     refuse_unstackable(work.module)
     k = len(ctx.ids)
@@ -40,7 +40,7 @@ def stacked(
     state = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
     losses = torch.zeros(k)
     for number, phase in enumerate(local.phases):
-        losses = train_phase(work, loss, data, phase, number, state, first, ctx, device)
+        losses = train_phase(work, loss, data, phase, number, state, first, ctx, device, memory)
     return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
 
 
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
 def train_phase(
     work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, first: Tree, ctx: Ctx,
-    device: torch.device,
+    device: torch.device, remembered: Tree,
 ) -> Tensor:  # fmt: skip
     """Train all rows of `state`, in place, and give the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
@@ -68,7 +68,8 @@ def train_phase(
     rows = {name: x[plan.order.to(device)] for name, x in state.items()}
     anchors = [first[name][plan.order.to(device)] for name in names] if phase.prox else []
     step = batch_step(work, loss, names)
-    memory = fresh(phase, [rows[name] for name in names])
+    memory = kept(fresh(phase, [rows[name] for name in names]), names, remembered, plan.order.to(device))
+    pairs = factor_pairs(names)
     seen = torch.zeros(len(plan.alive), len(plan.order), dtype=torch.float64, device=device)
     for t, (m, width) in enumerate(zip(plan.alive, plan.width, strict=True)):
         places = plan.places[t, :m, :width]
@@ -77,13 +78,14 @@ def train_phase(
         samples = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment)
         grads, values, changed = step(now, samples, data.y[places].to(device), real, plan.keys[t, :m])
         params = [now[name] for name in names]
-        update(phase, t, params, grads, [a[:m] for a in anchors], first_rows(memory, m), stacked=True)
+        update(phase, t, params, grads, [a[:m] for a in anchors], first_rows(memory, m), pairs, stacked=True)
         for name, x in changed.items():
             now[name].copy_(x)
         seen[t, :m] = values
     back = plan.order.to(device)
     for name, x in rows.items():
         state[name][back] = x
+    keep(memory, names, remembered, back)
     return reported(seen.cpu(), plan, phase, number, ctx)
 
 

@@ -51,7 +51,7 @@ def earlier_rounds(folder: Path) -> list[Record]:
     """The records up to the last checkpoint; none if they cannot be read, which resuming itself will say better."""
     done = saved_round(folder)
     try:
-        return [row_read(line) for line in (folder / ROUNDS).read_text().splitlines()[1 : 1 + done]]
+        return [row_read(line, {}) for line in (folder / ROUNDS).read_text().splitlines()[1 : 1 + done]]
     except (OSError, ValueError):
         return []
 
