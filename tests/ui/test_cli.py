@@ -18,7 +18,15 @@ from sparing.run.start import start
 from sparing.ui.cli import app
 
 SMALL = ["task.clients=4", "task.model=mlp", "plan.threads=1"]
-FILES = {"config.yaml", "rounds.csv", "clients.csv", "ledger.csv", "summary.json", "checkpoint.safetensors"}
+FILES = {
+    "config.yaml",
+    "rounds.csv",
+    "clients.csv",
+    "ledger.csv",
+    "metrics.csv",
+    "summary.json",
+    "checkpoint.safetensors",
+}
 
 
 def call(*args: object):

@@ -98,7 +98,7 @@ def refuse_state_of_sizes(method: Method, sizes: list[Method]) -> None:
         kept |= {n.rpartition("/")[2] for n in smaller.local.init(smaller.layout)}
         for name in sorted(kept & resized):
             raise MethodError(
-                f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, in a rotated "
+                f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, in another "
                 "basis; drop what keeps it (partial sharing, memory, a personal layer) or name its layer in fedhm.keep"
             )
 

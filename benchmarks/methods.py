@@ -1,0 +1,190 @@
+"""All methods on real data: settings chosen on the validation split with an equal budget for each, then three seeds.
+
+Every method gets the same six trials (three learning rates, two values of one setting of its own) for a third of the
+rounds, judged by personal accuracy on the clients' validation samples. The winner trains in full with seeds 0, 1, 2 and
+is judged on the test samples. Results are kept in a file, so a run that was stopped goes on.
+
+    python benchmarks/methods.py TASK [--jobs 2] [--device cpu] [--results FILE]      sweep, train, print the table
+    python benchmarks/methods.py TASK --table                                         print what the file holds
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+TASKS: dict[str, dict[str, Any]] = {
+    "writers": {
+        "task": {"data": "mnist-writers", "split": "writer", "clients": 100, "model": "lenet5"},
+        "local": {"epochs": 2, "batch": 10, "momentum": 0.9},
+        "lrs": (0.003, 0.01, 0.03),
+        "sample": 20,
+        "rounds": 60,
+    },
+    "fashion": {
+        "task": {"data": "fashion-mnist", "split": {"dirichlet": 0.1}, "clients": 20, "model": "lenet5"},
+        "local": {"epochs": 1, "batch": 32, "momentum": 0.9},
+        "lrs": (0.005, 0.015, 0.05),
+        "sample": 10,
+        "rounds": 40,
+    },
+    "cifar100": {
+        "task": {"data": "cifar100", "split": "superclass", "model": "fedavg-cnn"},
+        "local": {"epochs": 1, "batch": 32, "momentum": 0.9},
+        "lrs": (0.003, 0.01, 0.03),
+        "sample": 10,
+        "rounds": 45,
+    },
+}
+VALIDATION = 0.2
+SEEDS = (0, 1, 2)
+
+METHODS: dict[str, tuple[str, tuple[Any, Any], Any]] = {  # label: its setting, two values of it, the method list
+    "local": ("weight_decay", (0.0, 1e-3), lambda v: ["local"]),
+    "fedavg": ("weight_decay", (0.0, 1e-3), lambda v: ["fedavg"]),
+    "personal": ("weight_decay", (0.0, 1e-3), lambda v: ["personal"]),
+    "psfed": ("fraction", (0.3, 0.7), lambda v: [{"psfed": {"fraction": v}}]),
+    "fedsim": ("q", (0, 1), lambda v: [{"fedsim": {"q": v}}]),
+    "pfedsim": ("q", (0, 1), lambda v: [{"pfedsim": {"q": v}}]),
+    "pfedsim published": ("warmup", (0.3, 0.5), lambda v: [{"pfedsim": {"mode": "published", "warmup": v}}]),
+    "fedscr": ("threshold", (0.1, 0.3), lambda v: [{"fedscr": {"threshold": v}}]),
+    "fedscr adaptive": ("threshold", (0.1, 0.3), lambda v: [{"fedscr": {"threshold": v, "adaptive": True}}]),
+    "fedhm": ("temperature", (1.0, 0.3), lambda v: [{"fedhm": {"temperature": v}}]),
+    "sr-fedavg": ("beta", (0.5, 0.9), lambda v: [{"sr-fedavg": {"beta": v}}]),
+    "sr-fedavg + top-k": ("beta", (0.5, 0.9), lambda v: [{"sr-fedavg": {"beta": v, "topk": 0.1}}]),
+    "top-k with memory": ("ratio", (0.03, 0.1), lambda v: [{"topk": {"ratio": v, "memory": True}}]),
+    "psfed+pfedsim+int8": ("fraction", (0.3, 0.7), lambda v: [{"psfed": {"fraction": v}}, "pfedsim", "int8"]),
+}
+LOCAL_SETTINGS = ("weight_decay",)
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    import torch
+
+    import sparing
+
+    torch.set_num_threads(1)
+    about = TASKS[job["task"]]
+    key, _, make = METHODS[job["method"]]
+    local = {**about["local"], "lr": job["lr"]}
+    if key in LOCAL_SETTINGS:
+        local[key] = job["value"]
+    final = job["stage"] == "final"
+    rounds = about["rounds"] if final else about["rounds"] // 3
+    who = ["global", "before", "after"] if final else ["before"]
+    began = time.perf_counter()
+    try:
+        result = sparing.run(
+            {**about["task"], "validation": VALIDATION},
+            make(job["value"]),
+            rounds=rounds,
+            sample=about["sample"],
+            local=local,
+            seed=job["seed"],
+            device=job["device"],
+            plan={"threads": 1},
+            evaluate={"every": rounds, "who": who, "set": "test" if final else "validation"},
+        )
+    except sparing.SparingError as error:  # a learning rate too high for this method is a bad trial, not a bad sweep
+        return {**job, "failed": str(error)}
+    last = result.table[-1]
+    return {
+        **job,
+        "global": result.accuracy,
+        "personal": result.personal_accuracy,
+        "after": last.after_accuracy,
+        "worst": result.worst_decile,
+        "up": result.up_bytes / 1e6,
+        "down": result.down_bytes / 1e6,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+NAMES = ("task", "stage", "method", "value", "lr", "seed")
+
+
+def mark(job: dict[str, Any]) -> tuple:
+    return tuple(job[name] for name in NAMES)
+
+
+def trials(task: str, device: str) -> list[dict[str, Any]]:
+    rates = TASKS[task]["lrs"]
+    grid = [(m, v, lr) for m, (_, values, _) in METHODS.items() for v in values for lr in rates]
+    return [dict(zip((*NAMES, "device"), (task, "sweep", m, v, lr, 0, device), strict=True)) for m, v, lr in grid]
+
+
+def finals(task: str, device: str, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    jobs = []
+    for method in METHODS:
+        tried = [r for r in done if mark(r)[:3] == (task, "sweep", method) and "failed" not in r]
+        if not tried:
+            continue
+        best = max(tried, key=lambda r: r["personal"])
+        for seed in SEEDS:
+            row = (task, "final", method, best["value"], best["lr"], seed, device)
+            jobs.append(dict(zip((*NAMES, "device"), row, strict=True)))
+    return jobs
+
+
+def run_all(jobs: list[dict[str, Any]], path: Path, count: int) -> list[dict[str, Any]]:
+    done = read(path)
+    known = {mark(r) for r in done}
+    todo = [job for job in jobs if mark(job) not in known]
+    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool, open(path, "a") as file:
+        for result in pool.imap_unordered(train, todo):
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+            done.append(result)
+    return done
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def table(task: str, done: list[dict[str, Any]]) -> str:
+    lines = [
+        "| method | setting | lr | global | personal | after local training | worst decile | MB up | MB down |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for method, (key, _, _) in METHODS.items():
+        runs = [r for r in done if mark(r)[:3] == (task, "final", method) and "failed" not in r]
+        if not runs:
+            continue
+        cells = [method, f"{key} {runs[0]['value']:g}", f"{runs[0]['lr']:g}"]
+        for name in ("global", "personal", "after", "worst"):
+            values = [100 * r[name] for r in runs]
+            cells.append(f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}")
+        cells += [f"{statistics.mean(r[name] for r in runs):.2f}" for name in ("up", "down")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("task", choices=TASKS)
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--results", type=Path, default=Path("runs/methods.jsonl"))
+    options.add_argument("--table", action="store_true")
+    args = options.parse_args()
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    if not args.table:
+        done = run_all(trials(args.task, args.device), args.results, args.jobs)
+        run_all(finals(args.task, args.device, done), args.results, args.jobs)
+        import torch
+
+        print(f"{platform.machine()}, torch {torch.__version__}, {args.device}, {args.jobs} at a time, seeds {SEEDS}, ")
+        print(f"{time.perf_counter() - began:.0f} s\n")
+    print(table(args.task, read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

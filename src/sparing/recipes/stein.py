@@ -1,0 +1,48 @@
+from typing import Literal
+
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import sparse
+from sparing.parts.stein import Settings
+from sparing.parts.stein import stein as shrinkage
+
+PAPER = "James and Stein 1961; shrinkage of the averaged update"
+
+
+@recipe("stein", paper=PAPER)
+def stein(
+    beta: float = 0.9,
+    warmup: int = 5,
+    target: Literal["ema", "zero", "uniform"] = "ema",
+    beta_role: Literal["target", "coefficient"] = "target",
+    estimator: Literal["consistent", "literal"] = "consistent",
+    population: Literal["finite", "infinite"] = "finite",
+    learn_beta: bool = False,
+    only: float = 1.0,
+) -> Recipe:
+    """Shrink each layer's averaged update towards its running mean, the more the less clients agree."""
+    settings = Settings(beta, warmup, target, beta_role, estimator, population, learn_beta, only)
+
+    def apply(method: Method) -> Method:
+        step = shrinkage(method.layout, settings)  # it looks at what arrived, so it comes before the other steps
+        return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps)))
+
+    return apply
+
+
+@recipe("sr-fedavg", paper=PAPER)
+def sr_fedavg(
+    beta: float = 0.9,
+    warmup: int = 5,
+    beta_role: Literal["target", "coefficient"] = "target",
+    topk: float | None = None,
+) -> Recipe:
+    """FedAvg with Stein-rule shrinkage, and top-k of that ratio where one is given."""
+    shrink = stein(beta, warmup, beta_role=beta_role)
+
+    def apply(method: Method) -> Method:
+        if topk is not None:
+            method = method._replace(up=(*method.up, sparse.topk(method.layout, topk)))
+        return shrink(method)
+
+    return apply

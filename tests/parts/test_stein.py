@@ -1,0 +1,204 @@
+"""What must hold of Stein-rule shrinkage, beside the formula itself (tests/reference)."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+import sparing
+from sparing.core.errors import ConfigError, MethodError
+from sparing.core.protocols import Arrival, Blended
+from sparing.core.tree import Layout
+from sparing.parts.stein import Settings, stein
+from support import make_ctx
+
+P = 40
+LAYOUT = Layout({"w": (P,), "buffer": (3,)}, {"w": torch.float32, "buffer": torch.float32}, frozenset({"buffer"}))
+STUDY = {"task": "digits", "rounds": 4, "sample": 5, "seed": 1, "evaluate": {"every": 4}}
+
+
+def shrink(deltas, settings, m=None, t=9, n=None, clients=50, covered=None, step=None, state=None):
+    """(g, c, state) of one round over the tensor w."""
+    deltas = torch.as_tensor(np.asarray(deltas), dtype=torch.float32)
+    k = len(deltas)
+    ctx = make_ctx(list(range(k)), n=n or [10] * k, t=t, clients=clients)
+    step = step or stein(LAYOUT, settings)
+    if state is None:
+        state = step.init({"w": torch.zeros(1, P), "buffer": torch.zeros(1, 3)}, clients)
+        if m is not None:
+            m = torch.as_tensor(np.asarray(m, np.float64)).reshape(1, P)
+            state |= {"rounds": torch.ones(1, dtype=torch.int64), "sum0/w": m, "mass0/w": torch.ones(1, 1).double()}
+    update = {"w": deltas, "buffer": torch.zeros(k, 3)}
+    seen = step.watch(state, Arrival(update, {"w": covered, "buffer": None}, {}, {}, ctx))
+    weight = ctx.n.double()
+    x = ((weight / weight.sum())[:, None] * deltas.double()).sum(0, keepdim=True)
+    if covered is not None:
+        x = x * covered
+    plain = {"w": deltas.double().mean(0, keepdim=True), "buffer": torch.zeros(1, 3).double()}
+    total = {"w": x, "buffer": torch.ones(1, 3).double()}
+    blended = Blended(total, {"w": covered, "buffer": None}, ctx.ids, weight, seen, plain)
+    update, after, report = step.apply(state, blended, ctx)
+    assert torch.equal(update["buffer"], total["buffer"]), "buffers move by X itself"
+    return update["w"][0].numpy(), report["c/w"], after
+
+
+def noisy(scale=1.0, k=6, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=P) + scale * rng.normal(size=(k, P))
+
+
+def test_warm_up_rounds_are_fedavg_bit_for_bit():
+    plain = sparing.run(method="fedavg", **STUDY)
+    shrunk = sparing.run(method=[{"sr-fedavg": {"warmup": 4}}], **STUDY)
+    assert shrunk.model_sha256 == plain.model_sha256
+    assert sparing.run(method=[{"sr-fedavg": {"warmup": 3}}], **STUDY).model_sha256 != plain.model_sha256
+
+
+def test_beta_changes_results():
+    runs = {b: sparing.run(method=[{"stein": {"warmup": 1, "beta": b}}], **STUDY).model_sha256 for b in (0.5, 0.9)}
+    assert runs[0.5] != runs[0.9]
+
+
+def test_c_lies_in_its_range_and_follows_the_noise():
+    m = np.zeros(P)
+    found = [shrink(noisy(scale), Settings(), m)[1] for scale in (0.1, 0.5, 1.0, 2.0, 8.0)]
+    assert all(0.2 <= c <= 1 for c in found)
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.95 > found[2] > found[-1] == 0.2
+
+
+@pytest.mark.parametrize("case", ["identical", "one", "tiny", "exact"])
+def test_where_c_is_one_x_itself_comes_back(case):
+    m, deltas = np.full(P, 0.3), noisy()
+    if case == "identical":
+        deltas = np.repeat(deltas[:1], 5, axis=0)
+    if case == "one":
+        deltas = deltas[:1]
+    covered = None
+    if case == "tiny":
+        covered = torch.zeros(1, P, dtype=torch.bool)
+        covered[0, :2] = True
+    if case == "exact":
+        deltas = np.round(noisy(k=4) * 8) / 8  # sums of eighths are exact, so |X - m| is truly zero
+        m = deltas.mean(0)
+    g, c, _ = shrink(deltas, Settings(), m, covered=covered)
+    x = np.float32(deltas).astype(np.float64).mean(0) * (1 if covered is None else covered[0].numpy())
+    assert c == pytest.approx(1, abs=1e-9)
+    np.testing.assert_allclose(g, x, atol=1e-12)
+
+
+def test_a_common_shift_of_updates_and_target_shifts_the_result():
+    m, deltas = np.full(P, 0.25), np.float32(noisy())
+    plain, c, _ = shrink(deltas, Settings(), m)
+    moved, same, _ = shrink(deltas + 2.0, Settings(), m + 2.0)
+    assert c == pytest.approx(same, abs=1e-4)
+    np.testing.assert_allclose(moved, plain + 2.0, atol=1e-4)
+
+
+def test_risk_is_no_higher_than_fedavgs():
+    """Clients scatter around a mean that the target is near: shrinking must come closer to it, on average."""
+    rng = np.random.default_rng(3)
+    lost = {"mean": 0.0, "shrunk": 0.0}
+    for _ in range(300):
+        truth = 0.3 * rng.normal(size=P)
+        deltas = truth + rng.normal(size=(5, P))
+        g, _, _ = shrink(deltas, Settings(), np.zeros(P), clients=5000)
+        lost["mean"] += ((deltas.mean(0) - truth) ** 2).sum()
+        lost["shrunk"] += ((g - truth) ** 2).sum()
+    assert lost["shrunk"] < 0.8 * lost["mean"]
+
+
+def test_the_target_never_contains_this_round():
+    step = stein(LAYOUT, Settings(warmup=0))
+    _, c, state = shrink(noisy(seed=1), Settings(), t=1, step=step)
+    assert c == 1
+    second = noisy(seed=2)
+    g, c, after = shrink(second, Settings(), t=2, step=step, state=state)
+    m = np.float32(noisy(seed=1)).astype(np.float64).mean(0)
+    x = np.float32(second).astype(np.float64).mean(0)
+    np.testing.assert_allclose(g, m + c * (x - m), atol=1e-9)
+    corrected = (after["sum0/w"] / after["mass0/w"])[0].numpy()
+    np.testing.assert_allclose(corrected, (0.9 * 0.1 * m + 0.1 * x) / (1 - 0.9**2), atol=1e-9)
+
+
+def test_coefficient_role_smooths_c_and_is_fedavg_at_one():
+    step = stein(LAYOUT, Settings(warmup=0, beta=0.5, beta_role="coefficient"))
+    _, c1, state = shrink(noisy(seed=1), Settings(), t=1, step=step)
+    _, c2, state = shrink(noisy(4.0, seed=2), Settings(), t=2, step=step, state=state)
+    assert c1 == 1
+    assert 0.5 * 1 + 0.5 * 0.2 <= c2 < 1
+    g, c, _ = shrink(noisy(4.0), Settings(beta=1.0, beta_role="coefficient", warmup=0), np.zeros(P))
+    assert c == 1
+    np.testing.assert_allclose(g, np.float32(noisy(4.0)).astype(np.float64).mean(0), rtol=1e-12)
+
+
+def test_learned_beta_finds_the_slow_target_of_a_steady_drift():
+    rng, drift = np.random.default_rng(0), np.random.default_rng(1).normal(size=P)
+    step = stein(LAYOUT, Settings(warmup=0, learn_beta=True, beta=0.5))
+    state, said = None, []
+    for t in range(1, 30):
+        deltas = torch.as_tensor(drift + rng.normal(size=(4, P)), dtype=torch.float32)
+        ctx = make_ctx([0, 1, 2, 3], n=[10] * 4, t=t)
+        state = state or step.init({"w": torch.zeros(1, P), "buffer": torch.zeros(1, 3)}, 50)
+        seen = step.watch(state, Arrival({"w": deltas}, {"w": None}, {}, {}, ctx))
+        blended = Blended({"w": deltas.double().mean(0, keepdim=True)}, {"w": None}, ctx.ids, ctx.n.double(), seen)
+        _, state, report = step.apply(state, blended, ctx)
+        said.append(report["beta/w"])
+    assert said[0] == 0.5
+    assert said[-1] in (0.9, 0.95)
+
+
+def test_only_the_noisiest_layers_are_shrunk():
+    result = sparing.run(method=[{"stein": {"warmup": 1, "only": 0.3}}], **STUDY)
+    cs = [v for k, v in result.table[-1].metrics.items() if k.startswith("c/")]
+    assert len(cs) == 8
+    assert sum(c < 1 for c in cs) == 3
+
+
+def test_full_participation_is_fedavg_and_says_so():
+    study = {**STUDY, "sample": 20}
+    with pytest.warns(UserWarning, match="all clients take part"):
+        shrunk = sparing.run(method=[{"stein": {"warmup": 1}}], **study)
+    assert shrunk.model_sha256 == sparing.run(method="fedavg", **study).model_sha256
+    with pytest.warns(UserWarning, match="one client a round"):
+        sparing.run(method=[{"stein": {"warmup": 1}}], **{**STUDY, "sample": 1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = sparing.run(method=[{"stein": {"warmup": 1, "population": "infinite"}}], **study)
+    assert other.metric("c_min")[-1] < 1
+
+
+@pytest.mark.parametrize("method", ["psfed+stein", "psfed+topk+stein+fedavgm", "personal+stein+int8"])
+def test_both_engines_agree(method):
+    spec = [{"stein": {"warmup": 1, "learn_beta": "psfed" in method}} if m == "stein" else m for m in method.split("+")]
+    runs = [sparing.run(method=spec, engine=e, plan={"path": "loop"}, **STUDY) for e in ("vector", "debug")]
+    assert runs[0].model_sha256 == runs[1].model_sha256
+    assert runs[0].up_bytes == runs[1].up_bytes
+    assert runs[0].metric("c_min") == runs[1].metric("c_min")
+    assert runs[0].metric("c_min")[-1] < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beta": 1.5}, "stein.beta is 1.5"),
+        ({"warmup": -1}, "stein.warmup is -1"),
+        ({"only": 0}, "stein.only is 0"),
+        ({"learn_beta": True, "target": "zero"}, "learn_beta"),
+    ],
+)
+def test_settings_that_cannot_be_meant(options, words):
+    with pytest.raises(ConfigError, match=words):
+        stein(LAYOUT, Settings(**options))
+
+
+def test_not_over_a_blend_that_collects():
+    from sparing.core.compose import compose
+    from sparing.recipes.stein import stein as named
+
+    def median(method):
+        return method._replace(blend=method.blend._replace(collect=lambda values, votes, weight: values.median(0)[0]))
+
+    with pytest.raises(MethodError, match="needs a weighted mean"):
+        compose(LAYOUT, median, named())
