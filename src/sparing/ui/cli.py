@@ -1,4 +1,4 @@
-"""The command line: `sparing run`, `resume`, `methods`, `demo`.
+"""The command line: `sparing run`, `resume`, `check`, `explain`, `methods`, `data`, `demo`.
 
 A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says how to go on; a bug shows its traceback.
 """
@@ -15,15 +15,17 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import sparing
-from sparing.core.errors import SparingError
+from sparing.core.errors import ConfigError, SparingError
 from sparing.core.registry import known
 from sparing.run.check import check as measure
 from sparing.run.config import load_study
+from sparing.run.explain import explain as explain_method
 from sparing.run.loop import Logger
 from sparing.run.results import Result
 from sparing.run.start import resume as continue_run
 from sparing.run.start import start
 from sparing.ui import demo as demonstration
+from sparing.ui.explain import print_explanation
 from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
 from sparing.ui.live import Progress, watching
 from sparing.ui.tasks import list_data, show_cost, show_split
@@ -73,6 +75,7 @@ def top(
     \b
     sparing demo                                 see what sending less costs, in under a minute
     sparing methods                              what there is to combine
+    sparing explain psfed+int8                   what a combination sends, keeps and costs
     sparing data digits split.dirichlet=0.1      who holds what
     sparing check rounds=30                      what a study will cost
     sparing run method=psfed+int8 rounds=30      train
@@ -121,6 +124,38 @@ def methods(as_json: AsJson = False) -> None:
         print_json([{"name": e.name, "about": e.about, "options": options(e), "paper": e.paper} for e in entries])
     else:
         print_methods(entries, Console())
+
+
+@app.command()
+def explain(
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="As in a study: psfed+int8, or a YAML list.")],
+    model: Annotated[str, typer.Option(help="A network, as in a study's task.model.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Of one sample.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Classes, or words of the vocabulary.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a method sends, keeps and remembers, and what it costs, before anything runs.
+
+    \b
+    sparing explain psfed+int8
+    sparing explain fedhm --model resnet34 --classes 100
+    sparing explain '[{psfed: {fraction: 0.1}}]' --model resnet50 --shape 3x224x224 --classes 1000 --json
+    """
+    study = load_study(None, [f"method={method}", f"task.model={model}"])
+    assert study.task.model is not None
+    found = explain_method(study.method, study.task.model, shape_of(shape), classes)
+    if as_json:
+        sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
+        print_json({**found._asdict(), "sizes": sizes})
+    else:
+        print_explanation(found, Console())
+
+
+def shape_of(text: str) -> tuple[int, ...]:
+    sides = text.lower().replace(",", "x").split("x")
+    if not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise ConfigError(f"--shape is {text!r}; write it as 3x32x32")
+    return tuple(int(side) for side in sides)
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """How numbers and results are put into words."""
 
+import importlib
 import inspect
 import json
+import pkgutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,6 +35,18 @@ def megabytes(count: int) -> str:
     '12.35'
     """
     return f"{count / 1e6:,.2f}"
+
+
+def size_text(count: int) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_text(37), size_text(6_932), size_text(51_114_466)
+    ('37 B', '6.9 kB', '51.1 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} B"
 
 
 def method_name(method: Sequence[Any]) -> str:
@@ -80,7 +94,29 @@ def print_methods(entries: Sequence[Entry], console: Console) -> None:
         if entry.paper:
             grid.add_row("", entry.paper, style="dim")
     console.print(grid, highlight=False)
+    console.print("\nThe parts they are made of, in sparing.parts:\n", style="bold")
+    parts = Table.grid(padding=(0, 2))
+    parts.add_column(style="bold", no_wrap=True)
+    parts.add_column()
+    for name, about in parts_known().items():
+        parts.add_row(name, about)
+    console.print(parts, highlight=False)
     console.print(HINT, highlight=False, markup=False)
+
+
+def parts_known() -> dict[str, str]:
+    """Every module of sparing.parts and the first sentence of what it says about itself."""
+    package = importlib.import_module("sparing.parts")
+    modules = [importlib.import_module(f"sparing.parts.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    return {m.__name__.rpartition(".")[2]: first_sentence(m.__doc__ or "") for m in modules}
+
+
+def first_sentence(text: str) -> str:
+    """
+    >>> first_sentence("Masks: what\\ntravels. And more.")
+    'Masks: what travels.'
+    """
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
 
 
 def plain(value: Any) -> str:

@@ -1,0 +1,227 @@
+"""What a method does, before anything runs: what travels, what stays, what is remembered, and what it costs.
+
+Nothing is asserted about a method here: its own functions are called once for one client, with made-up weights, and the
+parcels that come out are looked at. Bytes are exact where the method fixes them (with masks, but for the length of a
+length per layer); where the data decides what is kept, they are what it takes at most: as much kept as the method ever
+keeps, every index a bitmap.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparing.core.compose import compose
+from sparing.core.errors import ConfigError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, sent
+from sparing.core.protocols import Method
+from sparing.core.registry import find
+from sparing.core.round import Server, client, first_client, first_row, first_server, outgoing, sized
+from sparing.core.tree import Layout, Tree, layout_of, tree_of, under
+from sparing.core.wire import nbytes, sizes
+from sparing.run.bank import open_bank
+from sparing.run.config import method_list
+from sparing.run.methods import recipes
+from sparing.task.models import network
+from sparing.task.options import named
+
+CLIENTS, SAMPLES, ROUNDS = 100, 100, 20
+LOUD = 100.0
+"""How large the made-up update is: beyond any threshold, so that no part is left out for being small."""
+
+
+class Way(NamedTuple):
+    """One direction, for one client and an ordinary round."""
+
+    parameters: int  # values of parameters that the method lets through
+    buffers: int
+    sent: int  # values of parameters really written, at most
+    bytes: int
+    exact: bool  # else `bytes` is a bound
+    positions: str  # "none": everything is sent; "free": both ends know the positions; "paid": they travel
+    notes: list[str]  # numbers that go along
+
+
+class Size(NamedTuple):
+    """Clients of one size; most methods have one."""
+
+    name: str
+    parameters: int
+    multiply_adds: int  # of one sample, forward, in convolutions and matrix products
+    down: Way
+    up: Way
+    first_bytes: int  # down, at a client's first contact in the first round
+
+
+class Explanation(NamedTuple):
+    method: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    parts: list[dict[str, str]]  # name, about, paper
+    parameters: int
+    stages: list[str]  # of the uplink, in order
+    memory: bool
+    weighing: str
+    steps: list[str]
+    layers: list[str]
+    private: list[str]  # layers that never leave the client
+    own: list[str]  # layers of which clients keep a copy although they travel
+    client_bytes: dict[str, int]  # what a client remembers between rounds
+    server_bytes: dict[str, int]
+    row_bytes: int  # what the server keeps of each client
+    sizes: list[Size]
+
+
+def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[int, ...], classes: int) -> Explanation:
+    entries = method_list(method)
+    net = built(model, shape, classes)
+    layout = layout_of(net)
+    whole = compose(layout, *recipes(entries))
+    initial = tree_of(net, layout)
+    row = first_row(whole, initial)
+    server = first_server(whole, initial, CLIENTS, open_bank(row, CLIENTS) if row else None)
+    return Explanation(
+        method="+".join(named("method", entry)[0] for entry in entries),
+        model=model if isinstance(model, str) else next(iter(model)),
+        shape=shape,
+        classes=classes,
+        parts=[part(named("method", entry)[0]) for entry in entries],
+        parameters=layout.size,
+        stages=[codec.name for codec in whole.up],
+        memory=whole.memory,
+        weighing=whole.blend.weigh.name,
+        steps=[step.name for step in whole.blend.steps],
+        layers=layers(frozenset(layout.shapes), layout),
+        private=layers(whole.share.private, layout),
+        own=layers(whole.share.own - whole.share.private, layout),
+        client_bytes=grouped(first_client(whole, initial)),
+        server_bytes=server_bytes(whole, server),
+        row_bytes=bytes_of(row),
+        sizes=[size_of(whole, server, initial, net, shape, one) for one in one_of_each(whole)],
+    )
+
+
+def built(model: str | dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return network(model, shape, classes)
+
+
+def part(name: str) -> dict[str, str]:
+    entry = find(name)
+    return {"name": entry.name, "about": entry.about, "paper": entry.paper}
+
+
+def context(client: int, t: int, first: bool) -> Ctx:
+    one = torch.tensor([client])
+    n, met = torch.full((1,), SAMPLES), torch.tensor([first])
+    return Ctx(0, t, ROUNDS, one, n, CLIENTS, CLIENTS * SAMPLES, cohort=CLIENTS // 10, first=met)
+
+
+def one_of_each(method: Method) -> list[int]:
+    """A client of every size."""
+    if method.fit is None:
+        return [0]
+    found: dict[int, int] = {}
+    for i in range(CLIENTS):
+        found.setdefault(int(method.fit.sizes(context(i, ROUNDS, first=False))[0]), i)
+    return [found[size] for size in sorted(found)]
+
+
+def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape: tuple[int, ...], who: int) -> Size:
+    ctx, theirs, name = context(who, ROUNDS, first=False), net, "all"
+    if method.fit is not None:
+        number = int(method.fit.sizes(ctx)[0])
+        theirs, name = method.fit.module(net, number), f"size {number}"
+    seen = sized(method, ctx)
+    down = outgoing(method, server, ctx)
+    up, _ = client(method, first_client(method, initial), down, loud_training, ctx)
+    return Size(
+        name=name,
+        parameters=seen.layout.size,
+        multiply_adds=multiply_adds(theirs, shape),
+        down=way(down, seen),
+        up=way(up, seen),
+        first_bytes=int(nbytes(outgoing(method, server, context(who, 1, first=True)))[0]),
+    )
+
+
+def loud_training(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    """Every float moves by a large random number."""
+    g = torch.Generator().manual_seed(ctx.round)
+    after = {n: x + LOUD * torch.randn(x.shape, generator=g) if x.is_floating_point() else x for n, x in start.items()}
+    return after, memory, {"loss": torch.ones(1)}
+
+
+def way(parcel: Parcel, method: Method) -> Way:
+    params, buffers, values, exact, index = 0, 0, 0, True, "none"
+    for name, leaf in parcel.leaves.items():
+        inside = count(leaf.scope, leaf)
+        if name in method.layout.buffers:
+            buffers += inside
+        else:
+            params, values = params + inside, values + count(sent(leaf), leaf)
+        if leaf.told or leaf.keep:
+            exact, index = False, "paid"
+        elif leaf.scope is not None and index == "none" and not bool(leaf.scope.all()):
+            index = "free"
+    extra = sum(bitmaps(leaf) for leaf in parcel.leaves.values()) - int(sizes(parcel)["index"][0])
+    total = int(nbytes(parcel)[0]) + (0 if exact else max(extra, 0))
+    return Way(params, buffers, values, total, exact, index, list(parcel.notes))
+
+
+def count(mask: Tensor | None, leaf: Leaf) -> int:
+    return leaf.value[0].numel() if mask is None else int(mask.expand_as(leaf.value).sum())
+
+
+def bitmaps(leaf: Leaf) -> int:
+    """Bytes of this leaf's indices if each were a bitmap."""
+    full = leaf.value[0].numel()
+    grains = [math.prod(mask.shape[1:]) for mask in leaf.keep] + ([full] if leaf.told else [])
+    return sum(-(-grain // 8) for grain in grains)
+
+
+def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Of one sample through the network, as torch counts them."""
+    tokens = any(isinstance(layer, nn.Embedding) for layer in net.modules())
+    sample = torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32)
+    counter = FlopCounterMode(display=False)
+    was = net.training
+    try:
+        with torch.no_grad(), counter:
+            net.eval()(sample)
+    except (RuntimeError, ValueError, IndexError) as error:
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"the model does not take samples of shape {shape}: {said}; give another --shape") from None
+    finally:
+        net.train(was)
+    return counter.get_total_flops() // 2
+
+
+def layers(names: frozenset[str], layout: Layout) -> list[str]:
+    """The modules these tensors belong to, in order."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in layout.shapes if name in names))
+
+
+def server_bytes(method: Method, server: Server) -> dict[str, int]:
+    """What the server remembers beside the model, by the part that wants it."""
+    steps = {step.name: under(str(i), server.blend) for i, step in enumerate(method.blend.steps)}
+    parts = {"the share": server.share, "weights": under("weigh", server.blend), **steps, "factors": server.fit}
+    return {name: bytes_of(state) for name, state in parts.items() if state}
+
+
+def grouped(state: Tree) -> dict[str, int]:
+    """Bytes by kind: own copies, memories, momenta."""
+    out: dict[str, int] = {}
+    for name, x in state.items():
+        kind = "/".join(part for part in name.split("/")[:-1] if not part.isdigit())
+        out[kind] = out.get(kind, 0) + bytes_of({name: x})
+    return out
+
+
+def bytes_of(state: Tree) -> int:
+    return sum(x.numel() * x.element_size() for x in state.values())

@@ -1,0 +1,95 @@
+"""What a method does, in words and a table."""
+
+from rich.console import Console
+from rich.table import Table
+
+from sparing.run.explain import Explanation, Way
+from sparing.ui.text import size_text
+
+REMEMBERED = {
+    "own": "its own copy of layers",
+    "up/residual": "what it could not send yet",
+    "local/velocity": "its momentum",
+}
+POSITIONS = {
+    "none": "",
+    "free": "; both ends know which, so their positions cost nothing",
+    "paid": "; the data decides which, so their positions travel too",
+}
+
+
+def print_explanation(e: Explanation, console: Console) -> None:
+    shape = "x".join(map(str, e.shape))
+    console.print(
+        f"[bold]{e.method}[/] on {e.model} ({e.parameters:,} parameters; samples {shape}, {e.classes} classes)\n"
+    )
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for part in e.parts:
+        grid.add_row(part["name"], f"{part['about']} [dim]{part['paper']}[/]")
+    grid.add_row("", "")
+    largest = e.sizes[0]
+    grid.add_row("goes down", travels(largest.down, e.parameters))
+    grid.add_row("goes up", travels(largest.up, e.parameters) + stages(e))
+    grid.add_row("stays home", home(e))
+    grid.add_row("a client keeps", remembered(e.client_bytes) or "nothing between rounds")
+    kept = remembered(e.server_bytes)
+    rows = f"; {size_text(e.row_bytes)} of each client" if e.row_bytes else ""
+    grid.add_row("the server keeps", "the model" + (f"; {kept}" if kept else "") + rows)
+    grid.add_row("blends", f"by {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else ""))
+    console.print(grid, highlight=False)
+    console.print()
+    console.print(costs(e), highlight=False)
+    if not all(way.exact for size in e.sizes for way in (size.down, size.up)):
+        console.print("≤: at most; the data decides how much less", style="dim")
+
+
+def travels(way: Way, everything: int) -> str:
+    if not way.parameters and not way.buffers:
+        return "nothing"
+    what = "all" if way.parameters == everything else f"{way.parameters:,} of {everything:,}"
+    text = f"{what} parameters"
+    if way.sent < way.parameters:
+        text += f", at most {way.sent:,} of them written"
+    if way.buffers:
+        text += f" and {way.buffers:,} buffer values"
+    return text + POSITIONS[way.positions]
+
+
+def stages(e: Explanation) -> str:
+    text = f"; written by {', then '.join(e.stages)}" if e.stages else ""
+    return text + ("; what is lost on the way is added to the next update" if e.memory else "")
+
+
+def home(e: Explanation) -> str:
+    said = []
+    if e.private:
+        said.append(f"{named(e.private, e.layers)} never leave{'s' if len(e.private) == 1 else ''} the client")
+    if e.own:
+        said.append(f"clients keep their own copy of {named(e.own, e.layers)} and overwrite what comes")
+    return "; ".join(said) or "nothing but the data"
+
+
+def named(some: list[str], every: list[str]) -> str:
+    if some == every:
+        return "all layers"
+    return ", ".join(some) if len(some) <= 6 else f"{len(some)} of {len(every)} layers"
+
+
+def remembered(state: dict[str, int]) -> str:
+    return "; ".join(f"{REMEMBERED.get(kind, kind)} ({size_text(size)})" for kind, size in state.items())
+
+
+def costs(e: Explanation) -> Table:
+    table = Table("clients", box=None, pad_edge=False, header_style="bold")
+    for name in ("parameters", "multiply-adds a sample", "down", "up", "first contact"):
+        table.add_column(name, justify="right")
+    for size in e.sizes:
+        cells = [f"{size.parameters:,}", f"{size.multiply_adds:,}", bound(size.down), bound(size.up)]
+        table.add_row(size.name, *cells, size_text(size.first_bytes))
+    return table
+
+
+def bound(way: Way) -> str:
+    return ("" if way.exact else "≤ ") + size_text(way.bytes)
