@@ -4,8 +4,11 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 from sparing.core.registry import REGISTRY, known
 from sparing.run.config import load_study
+from sparing.run.methods import recipes
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,3 +55,17 @@ def test_the_example_runs(capsys):
     fedavg, sparse = capsys.readouterr().out.splitlines()
     assert fedavg.startswith("fedavg")
     assert "kB up" in sparse
+
+
+PAGES = sorted(path.relative_to(ROOT) for path in (ROOT / "docs" / "methods").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_methods_page_shows_runs(page, tmp_path, capsys):
+    shown = blocks(str(page), "python") + blocks(str(page), "yaml")
+    assert shown, "a page has an example"
+    for code in blocks(str(page), "python"):
+        exec(code, {})
+    for number, study in enumerate(blocks(str(page), "yaml")):
+        (tmp_path / f"{number}.yaml").write_text(study)
+        recipes(load_study(tmp_path / f"{number}.yaml").method)
