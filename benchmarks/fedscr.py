@@ -1,6 +1,6 @@
 """FedSCR on a network made of convolutions: accuracy and the share not sent, against the threshold.
 
-ResNet-18 (GroupNorm) on CIFAR-100, IID over 50 clients, 5 a round, beside FedAvg and gradient dropping (everything below
+ResNet-18 (GroupNorm) on CIFAR-100, IID over 50 clients, 5 a round, beside FedAvg and gradient dropping (what lies below
 the layer's quantile is kept back and added to the next update). Results are kept in a file, so a run that was stopped
 goes on.
 
