@@ -22,23 +22,23 @@ TASKS: dict[str, dict[str, Any]] = {
     "writers": {
         "task": {"data": "mnist-writers", "split": "writer", "clients": 100, "model": "lenet5"},
         "local": {"epochs": 2, "batch": 10, "momentum": 0.9},
-        "lrs": (0.003, 0.01, 0.03),
+        "lrs": (0.01, 0.03, 0.08),
         "sample": 20,
         "rounds": 60,
     },
     "fashion": {
         "task": {"data": "fashion-mnist", "split": {"dirichlet": 0.1}, "clients": 20, "model": "lenet5"},
         "local": {"epochs": 1, "batch": 32, "momentum": 0.9},
-        "lrs": (0.005, 0.015, 0.05),
+        "lrs": (0.01, 0.03, 0.08),
         "sample": 10,
-        "rounds": 40,
+        "rounds": 30,
     },
     "cifar100": {
         "task": {"data": "cifar100", "split": "superclass", "model": "fedavg-cnn"},
         "local": {"epochs": 1, "batch": 32, "momentum": 0.9},
-        "lrs": (0.003, 0.01, 0.03),
+        "lrs": (0.002, 0.005, 0.015),
         "sample": 10,
-        "rounds": 45,
+        "rounds": 36,
     },
 }
 VALIDATION = 0.2
@@ -157,7 +157,12 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
         runs = [r for r in done if mark(r)[:3] == (task, "final", method) and "failed" not in r]
         if not runs:
             continue
-        cells = [method, f"{key} {runs[0]['value']:g}", f"{runs[0]['lr']:g}"]
+        lost = len(SEEDS) - len(runs)
+        cells = [
+            f"{method} ({lost} of {len(SEEDS)} seeds diverged)" if lost else method,
+            f"{key} {runs[0]['value']:g}",
+            f"{runs[0]['lr']:g}",
+        ]
         for name in ("global", "personal", "after", "worst"):
             values = [100 * r[name] for r in runs]
             cells.append(f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}")

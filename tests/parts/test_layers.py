@@ -3,7 +3,7 @@ import torch
 
 from sparing.core.errors import MethodError
 from sparing.core.tree import Layout
-from sparing.parts.layers import head, matching, personal
+from sparing.parts.layers import at_home, head, matching, personal, split
 from support import make_ctx, small_layout
 
 LAYOUT = small_layout()
@@ -36,3 +36,48 @@ def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
         personal(layout, ["clasifier"])
     with pytest.warns(UserWarning, match="'head' matches no layer"):
         assert personal(layout, ["head", "classifier"]).own == {"classifier.weight"}
+
+
+NAMES = ["conv.weight", "bn1.weight", "bn1.running_mean", "bn10.weight", "head.weight", "head.bias"]
+NETWORK = Layout(dict.fromkeys(NAMES, (2,)), dict.fromkeys(NAMES, torch.float32), frozenset({"bn1.running_mean"}))
+
+
+@pytest.mark.parametrize(
+    ("layers", "shared", "home"),
+    [
+        (None, None, {"head.weight", "head.bias"}),
+        (["bn1"], None, {"bn1.weight", "bn1.running_mean"}),
+        (["bn1.weight"], None, {"bn1.weight", "bn1.running_mean"}),
+        (None, ["conv", "bn1", "bn10"], {"head.weight", "head.bias"}),
+        (["head", "bn10"], ["conv", "bn1"], {"head.weight", "head.bias", "bn10.weight"}),
+        ([], None, set()),
+        (None, [], set(NAMES)),
+    ],
+)
+def test_one_list_leaves_the_rest_to_the_other(layers, shared, home):
+    found = split(NETWORK, layers, shared)
+    assert found == home
+    share = at_home(NETWORK, found)
+    cuts = share.down({}, {}, make_ctx([0]))
+    assert cuts.keys() | share.own == set(NAMES)
+    assert not cuts.keys() & share.own
+    assert share.up(cuts, make_ctx([0])) == cuts
+
+
+@pytest.mark.parametrize(
+    ("layers", "shared", "words"),
+    [
+        (["head", "conv"], ["conv", "bn1", "bn10"], "'conv.weight' is in both of the shared and the personal layers"),
+        (["head"], ["conv", "bn1"], "'bn10.weight' is in neither"),
+        (["haed"], None, "personal layers: 'haed' matches no layer; did you mean 'head'"),
+        (None, ["conf"], "shared layers: 'conf' matches no layer; did you mean 'conv'"),
+    ],
+)
+def test_lists_that_cannot_be_meant(layers, shared, words):
+    with pytest.raises(MethodError, match=words):
+        split(NETWORK, layers, shared)
+
+
+def test_one_name_astray_is_a_warning():
+    with pytest.warns(UserWarning, match="shared layers: 'bn2' matches no layer; did you mean 'bn1'"):
+        assert split(NETWORK, shared=["conv", "bn2"]) == set(NAMES) - {"conv.weight"}

@@ -1,82 +1,112 @@
-"""Partial sharing: the masks."""
-
-import math
+"""Partial sharing over the rounds: fractions, full syncs, and the ends of the range."""
 
 import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.tree import Layout
+from sparing.core.parcel import Cut
+from sparing.core.protocols import Blended
 from sparing.parts import masks
+from sparing.parts.selectors import selected, selector_of
 from support import make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1)
+WHOLE = {name: Cut() for name in LAYOUT.shapes}
+SELECTORS = ["random", "magnitude", "gradient", "layers", "fixed", {"union": ["random", "magnitude"]}]
 
 
-def drawn(share, ctx):
-    return share.down({}, MODEL, ctx)
+def share_of(fraction=0.5, selector="random", sync=None, **schedule):
+    count = masks.counts(LAYOUT.size, fraction, **schedule)
+    part = selected(LAYOUT, selector_of(selector, LAYOUT, count, False, 0.1), count)
+    return masks.partial(LAYOUT, part, count, sync)
 
 
-def chosen(cuts, k=0):
-    return torch.cat([cuts[n].mask[min(k, cuts[n].mask.shape[0] - 1)].flatten() for n in LAYOUT.params])
+def both_ways(share, t):
+    ctx = make_ctx([1], t=t)
+    down = share.down(share.init(MODEL), MODEL, ctx)
+    return down, share.up(down, ctx)
 
 
-@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("per_client", [False, True])
-def test_exactly_round_p_d_positions_known_to_both_ends(fraction, per_client):
-    share = masks.random(LAYOUT, fraction, per_client)
-    ctx = make_ctx([1, 4, 6])
-    down, up = drawn(share, ctx), share.up({}, ctx)
-    for k in range(3):
-        assert int(chosen(down, k).sum()) == math.floor(fraction * LAYOUT.size + 0.5)
-        other_end = masks.random(LAYOUT, fraction, per_client)
-        assert torch.equal(chosen(down, k), chosen(drawn(other_end, ctx.at(slice(k, k + 1)))))
-        assert torch.equal(chosen(down, k), chosen(up, k))
-    assert torch.equal(chosen(down, 0), chosen(down, 1)) != per_client
-    assert all(not cut.told for cut in down.values()), "the index is free"
-    assert down["1.running_mean"].mask is None, "buffers go whole"
-
-
-def test_masks_differ_between_rounds_and_between_layers_of_one_size():
-    layout = Layout({"a": (64,), "b": (64,)}, {"a": torch.float32, "b": torch.float32})
-    share = masks.random(layout, 0.5)
-    one, two = share.up({}, make_ctx([0], t=1)), share.up({}, make_ctx([0], t=2))
-    assert not torch.equal(one["a"].mask, one["b"].mask)
-    assert not torch.equal(one["a"].mask, two["a"].mask)
-
-
-@pytest.mark.parametrize("fraction", [0.5, 0.1])
-def test_the_chance_to_be_chosen_within_t_rounds(fraction):
-    """P = 1 - (1 - p)^T; p = .5, T = 10: .9990."""
-    layout = Layout({"w": (20_000,)}, {"w": torch.float32})
-    share = masks.random(layout, fraction)
-    ever = torch.zeros(20_000, dtype=torch.bool)
-    for t in range(10):
-        ever |= share.up({}, make_ctx([0], t=t))["w"].mask[0]
-    want = 1 - (1 - fraction) ** 10
-    assert abs(float(ever.double().mean()) - want) < 5 * math.sqrt(want * (1 - want) / 20_000)
-
-
-def test_first_contact_is_a_full_download_unless_seeded():
-    ctx = make_ctx([1, 2])._replace(first=torch.tensor([True, False]))
-    cuts = drawn(masks.random(LAYOUT, 0.5), ctx)
-    assert bool(chosen(cuts, 0).all())
-    assert int(chosen(cuts, 1).sum()) == math.floor(0.5 * LAYOUT.size + 0.5)
-    assert int(chosen(masks.random(LAYOUT, 0.5).up(cuts, ctx)).sum()) < LAYOUT.size, "the upload is masked all the same"
-    seeded = drawn(masks.random(LAYOUT, 0.5, first="seed"), ctx)
-    assert torch.equal(chosen(seeded, 0), chosen(cuts, 1))
-
-
-def test_the_ends_of_the_range():
-    nothing, all_of_it = masks.random(LAYOUT, 0), masks.random(LAYOUT, 1)
-    assert drawn(nothing, make_ctx([1])) == {}
-    assert nothing.own == frozenset(LAYOUT.shapes)
-    assert all(cut.mask is None for cut in drawn(all_of_it, make_ctx([1])).values())
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_the_ends_of_the_range(selector):
+    nothing, all_of_it = share_of(0, selector), share_of(1, selector)
+    assert both_ways(nothing, 1) == ({}, {})
+    assert nothing.own == nothing.private == frozenset(LAYOUT.shapes)
+    assert both_ways(all_of_it, 1) == (WHOLE, WHOLE)
     assert all_of_it.own == frozenset()
+    half = share_of(0.5, selector)
+    assert half.own == frozenset(LAYOUT.params)
+    assert half.private == frozenset()
+    assert all(cut.mask is not None for name, cut in both_ways(half, 1)[0].items() if name in half.own)
 
 
-@pytest.mark.parametrize("options", [{"fraction": 1.1}, {"fraction": -0.1}, {"fraction": 0.5, "first": "x"}])
-def test_bad_options_are_refused(options):
-    with pytest.raises(ConfigError, match=r"psfed\.(fraction|first) is"):
-        masks.random(LAYOUT, **options)
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_a_full_sync_goes_both_ways_and_needs_no_index(selector):
+    share = share_of(0.5, selector, sync=3)
+    for t in range(1, 8):
+        down, up = both_ways(share, t)
+        assert ((down, up) == (WHOLE, WHOLE)) == (t % 3 == 0)
+
+
+def test_sync_every_round_keeps_nothing_and_sync_at_fraction_0_keeps_buffers_too():
+    assert share_of(0.5, sync=1).own == frozenset()
+    share = share_of(0.0, sync=2)
+    assert [both_ways(share, t) for t in (1, 2, 3)] == [({}, {}), (WHOLE, WHOLE), ({}, {})]
+    assert share.own == frozenset(LAYOUT.shapes)
+    assert share.private == frozenset(), "it crosses the wire in every other round"
+
+
+def test_a_warm_up_from_nothing_and_one_to_everything():
+    share = share_of(0.5, start=0.0, warmup=2)
+    assert both_ways(share, 1) == ({}, {})
+    assert share.own == frozenset(LAYOUT.shapes)
+    sent = [sum(int(c.mask.sum()) for c in both_ways(share, t)[0].values() if c.mask is not None) for t in (2, 3, 9)]
+    assert sent == [round(0.25 * LAYOUT.size), *[round(0.5 * LAYOUT.size)] * 2]
+    share = share_of(1.0, start=0.5, warmup=2)
+    assert both_ways(share, 2) != (WHOLE, WHOLE)
+    assert both_ways(share, 3) == (WHOLE, WHOLE)
+    assert share.own == frozenset(LAYOUT.params)
+
+
+def test_counts():
+    assert masks.counts(7, 0.5)(1) == 4
+    assert masks.counts(9, 0.1)(5) == 1
+    assert masks.counts(4, 0.1)(1) == 0
+    step = masks.counts(100, 0.5, start=1.0, warmup=3, schedule="step")
+    assert [step(t) for t in (1, 3, 4, 50)] == [100, 100, 50, 50]
+    cosine = masks.counts(1000, 0.5, start=0.1, warmup=4, schedule="cosine")
+    assert [cosine(t) for t in range(1, 7)] == [100, 159, 300, 441, 500, 500]
+
+
+@pytest.mark.parametrize("selector", SELECTORS, ids=str)
+def test_the_size_of_the_mask_is_reported(selector):
+    share = share_of(0.4, selector, sync=2)
+    for t in (1, 2, 3):
+        down, _ = both_ways(share, t)
+        covered = {name: cut.mask for name, cut in down.items()}
+        update = {name: torch.zeros(1, *LAYOUT.shapes[name]).double() for name in down}
+        blended = Blended(update, covered, torch.tensor([1]), torch.ones(1), {})
+        _, report = share.learn(share.init(MODEL), blended, make_ctx([1], t=t))
+        sizes = [update[n][0].numel() if covered[n] is None else int(covered[n].sum()) for n in LAYOUT.params]
+        assert report == {"mask_count": sum(sizes)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction": 1.1}, r"psfed\.fraction is 1\.1; it must lie between 0 and 1"),
+        ({"fraction": -0.1}, r"psfed\.fraction is"),
+        ({"fraction": float("nan")}, r"psfed\.fraction is nan"),
+        ({"sync": 0}, r"psfed\.sync is 0; it must be 1 or more"),
+        ({"start": 0.1}, r"psfed\.start is 0\.1 and psfed\.warmup 0; a warm-up needs both"),
+        ({"warmup": 5}, r"psfed\.start is None and psfed\.warmup 5"),
+        ({"start": 0.1, "warmup": -2}, "a warm-up needs both"),
+        ({"start": 1.1, "warmup": 2}, r"psfed\.start is 1\.1"),
+        ({"start": 0.1, "warmup": 2, "schedule": "cos"}, r"psfed\.schedule is 'cos'; did you mean 'cosine'"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        share_of(**options)

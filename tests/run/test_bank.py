@@ -243,6 +243,43 @@ def test_a_checkpoint_of_something_else_is_refused(kind, tmp_path):
         made(kind, tmp_path, {}).restore(saved)
 
 
+FLOATS = {"a": torch.tensor([[1.0, -2.0]]), "b": torch.full((1, 3, 5), 0.5), "none": torch.empty(1, 0)}
+
+
+def float_rows(k, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(k, *x.shape[1:], generator=draw) for name, x in FLOATS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_mixture_is_the_weighted_sum(kind, dtype, tmp_path):
+    bank = made(kind, tmp_path, {name: x.to(dtype) for name, x in FLOATS.items()})
+    bank.write(torch.tensor([9, 2, 5]), {name: x.to(dtype) for name, x in float_rows(3).items()})
+    ids = torch.tensor([2, 3, 5, 9])  # client 3 was never written: its row is the template
+    weight = torch.tensor([[0.5, 0.25, 0.0, 0.25], [0, 0, 0, 0], [0, 0, -3, 0]], dtype=torch.float64)
+    got, rows = bank.mix(ids, weight), bank.read(ids)
+    for name, x in rows.items():
+        assert got[name].dtype == dtype
+        wanted = torch.einsum("km,m...->k...", weight, x.double())
+        assert torch.allclose(got[name].double(), wanted, rtol=0, atol=2e-2 if dtype == torch.bfloat16 else 1e-6)
+
+
+def test_mixtures_from_memory_and_from_disk_have_the_same_bits(tmp_path):
+    banks = [made(kind, tmp_path, FLOATS, 200) for kind in KINDS]
+    for bank in banks:
+        bank.write(torch.randperm(200, generator=torch.Generator().manual_seed(1))[:150], float_rows(150))
+    weight = torch.rand(7, 200, dtype=torch.float64)
+    weight[weight < 0.6] = 0
+    memory, disk = (bank.mix(torch.arange(200), weight) for bank in banks)
+    for name in FLOATS:
+        assert torch.equal(memory[name], disk[name])
+        for k in range(7):
+            who = weight[k].nonzero()[:, 0]
+            alone = banks[1].mix(who, weight[k : k + 1, who])[name]
+            assert torch.equal(alone[0], disk[name][k]), "whoever else is served"
+
+
 def test_open_bank_tells_the_kinds_apart(tmp_path):
     assert isinstance(made("memory", tmp_path), MemoryBank)
     assert isinstance(made("disk", tmp_path), SlotBank)

@@ -1,3 +1,4 @@
+import fcntl
 import os
 import random
 import signal
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.core.errors import CheckpointError
-from sparing.run import slots
+from sparing.run import mixing, slots
 from sparing.run.checkpoint import load, save
 from sparing.run.slots import SlotBank
 
@@ -210,6 +211,82 @@ def test_neighbouring_slots_go_in_one_call(tmp_path, monkeypatch):
     bank = SlotBank(tmp_path / "s", TEMPLATE, 1000)
     bank.write(torch.randperm(1000), rows_of(1000, 1))
     assert calls == [0]
+
+
+WIDE = {"w": torch.zeros(1, 3001)}
+
+
+def wide_bank(path):
+    bank = SlotBank(path, WIDE, 40)
+    bank.write(torch.randperm(40, generator=torch.Generator().manual_seed(0)), {"w": torch.randn(40, 3001)})
+    return bank, torch.rand(5, 40, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"BATCH": 1}, {"BATCH": 50_000}, {"STRIPE": 7}, {"PANEL": 1000}, {"PANEL": 999, "BATCH": 30_000}, {"DIRECT": 0}],
+    ids=str,
+)
+def test_a_mixture_does_not_depend_on_how_it_is_read(tmp_path, monkeypatch, sizes):
+    bank, weight = wide_bank(tmp_path / "s")
+    wanted = bank.mix(torch.arange(40), weight)["w"]
+    for name, value in sizes.items():
+        monkeypatch.setattr(mixing, name, value)
+    assert torch.equal(bank.mix(torch.arange(40), weight)["w"], wanted)
+    rows = bank.read(torch.arange(40))["w"]
+    assert torch.allclose(wanted.double(), weight @ rows.double(), atol=1e-4)
+    bank.write(torch.tensor([3]), {"w": torch.ones(1, 3001)})
+    assert float(bank.mix(torch.tensor([3]), torch.ones(1, 1))["w"][0, 0]) == 1, "writing works as before"
+
+
+@pytest.mark.parametrize("direct", [0, 1 << 40])
+def test_a_file_system_may_refuse_to_leave_out_the_cache(tmp_path, monkeypatch, direct):
+    bank, weight = wide_bank(tmp_path / "s")
+    wanted = bank.mix(torch.arange(40), weight)["w"]
+    monkeypatch.setattr(mixing, "DIRECT", direct)
+    control = fcntl.fcntl
+
+    def refusing(fd, what, *flags):
+        if what == fcntl.F_SETFL and flags[0] & getattr(os, "O_DIRECT", 0):
+            raise OSError(22, "Invalid argument")
+        return control(fd, what, *flags)
+
+    monkeypatch.setattr(mixing.fcntl, "fcntl", refusing)
+    assert torch.equal(bank.mix(torch.arange(40), weight)["w"], wanted)
+
+
+def test_a_mixture_reads_each_row_once_and_only_those_used(tmp_path, monkeypatch):
+    bank, weight = wide_bank(tmp_path / "s")
+    weight[:, ::2] = 0
+    offsets, read = [], mixing.read_record
+
+    def looking(fd, room, offset, size):
+        offsets.append(offset // bank.size + 1)
+        return read(fd, room, offset, size)
+
+    monkeypatch.setattr(slots, "read_record", looking)
+    bank.mix(torch.arange(40), weight)
+    assert sorted(offsets) == sorted(bank.slot_of[1::2].tolist())
+
+
+def test_a_row_altered_between_two_runs_is_noticed_by_a_mixture(tmp_path):
+    bank, weight = wide_bank(tmp_path / "s")
+    saved = committed(bank)
+    slot = int(bank.slot_of[7])
+    bank.close()
+    with open(bank.path, "r+b") as file:
+        file.seek((slot - 1) * bank.size + 9)
+        byte = file.read(1)[0]
+        file.seek((slot - 1) * bank.size + 9)
+        file.write(bytes([byte ^ 4]))
+    bank = SlotBank(bank.path, WIDE, 40)
+    bank.restore(saved)
+    bank.write(torch.tensor([3]), {"w": torch.ones(1, 3001)})
+    with pytest.raises(CheckpointError, match=rf"client 7 in .* \(slot {slot}\) was altered"):
+        bank.mix(torch.arange(40), weight)
+    os.truncate(bank.path, 3 * bank.size)
+    with pytest.raises(CheckpointError, match="was altered"):
+        bank.mix(torch.arange(40), weight)
 
 
 ROUNDS = """

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Local, Phase
-from sparing.core.tree import Tree, expand, sha256, take, tree_of
+from sparing.core.tree import Tree, expand, layout_of, sha256, take, tree_of
 from sparing.task.clients import Clients
 from sparing.task.local import default_path, train
 from sparing.task.losses import cross_entropy
+from sparing.task.optim import velocities
 
 SIZES = [1, 2, 33, 500, 65, 32, 97]  # a client of one, last batches of one, a full batch, a long walk
 
@@ -233,3 +234,71 @@ def test_shared_start_leaves_are_not_written_to():
     for path in ("loop", "stacked"):
         train(model, cross_entropy, data, Local(), start, context([0, 1], data), path=path)
     assert sha256(start) == before
+
+
+def two_rounds(
+    model: nn.Module, data: Clients, local: Local, ids: list[int], path: str, kept: bool
+) -> tuple[Tree, Tree]:
+    """The models after rounds 2 and 3, the second going on where the first stopped, and the velocities."""
+    layout = layout_of(model)
+    memory = {name: x.repeat(len(ids), *[1] * (x.ndim - 1)) for name, x in velocities(layout).items()} if kept else {}
+    after = tree_of(model)
+    for t in (2, 3):
+        after, _ = train(model, cross_entropy, data, local, after, context(ids, data, t), path, memory=memory)
+    return after, memory
+
+
+def long_run(model: nn.Module, x: Tensor, y: Tensor, phase: Phase, ctx: Ctx) -> tuple[Tree, list[Tensor]]:
+    """One torch.optim.SGD through the batches of rounds 2 and 3, never started anew."""
+    model = copy.deepcopy(model).train()
+    opt = torch.optim.SGD(model.parameters(), phase.lr, phase.momentum, weight_decay=phase.weight_decay)
+    for t in (2, 3):
+        for batch in epochs_of(ctx._replace(round=t), 0, phase, len(y)):
+            opt.zero_grad()
+            F.cross_entropy(model(x[batch]), y[batch]).backward()
+            opt.step()
+    return tree_of(model), [opt.state[p]["momentum_buffer"] for p in model.parameters()]
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+def test_kept_velocities_make_two_rounds_one_long_run(path):
+    model = built(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.float64)
+    data, ids = cohort([20, 5, 47, 12], torch.float64), [3, 0, 2, 1]
+    phase = Phase(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01, batch=8)
+    after, memory = two_rounds(model, data, Local((phase,)), ids, path, kept=True)
+    fresh, nothing = two_rounds(model, data, Local((phase,)), ids, path, kept=False)
+    assert nothing == {}
+    for k, i in enumerate(ids):
+        wanted, velocity = long_run(model, *data.client(i), phase, context([i], data))
+        assert worst(take(after, slice(k, k + 1)), wanted) < 1e-12
+        assert worst(take(fresh, slice(k, k + 1)), wanted) > 1e-4, "without them the second round starts from rest"
+        for (name, _), v in zip(model.named_parameters(), velocity, strict=True):
+            assert torch.allclose(memory[f"velocity/{name}"][k], v, rtol=0, atol=1e-12)
+
+
+def test_kept_velocities_on_the_loop_path_are_row_exact_on_any_number_of_threads():
+    model, data, ids = built(dense_bn), cohort([20, 5, 33]), [2, 0, 1]
+    local = Local((PHASES["momentum"],))
+    start, keep = expand(tree_of(model), 3), velocities(layout_of(model))
+    g = torch.Generator().manual_seed(2)
+    old = {name: torch.randn(3, *x.shape[1:], generator=g) for name, x in keep.items()}
+    one, two = ({name: x.clone() for name, x in old.items()} for _ in range(2))
+    after, _ = train(model, cross_entropy, data, local, start, context(ids, data), memory=one)
+    other, _ = train(model, cross_entropy, data, local, start, context(ids, data), threads=2, memory=two)
+    assert sha256(after) == sha256(other)
+    assert sha256(one) == sha256(two)
+    for k, i in enumerate(ids):
+        mine = {name: x[k : k + 1].clone() for name, x in old.items()}
+        single, _ = train(model, cross_entropy, data, local, tree_of(model), context([i], data), memory=mine)
+        assert sha256(single) == sha256(take(after, slice(k, k + 1)))
+        assert sha256(mine) == sha256(take(one, slice(k, k + 1)))
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+def test_a_velocity_that_a_phase_does_not_train_stays(path):
+    model, data = built(dense_bn), cohort([20, 5])
+    local = Local((Phase(epochs=1, momentum=0.9, trains=frozenset({"3.weight"})),))
+    memory = {name: torch.ones(2, *x.shape[1:]) for name, x in velocities(layout_of(model)).items()}
+    train(model, cross_entropy, data, local, tree_of(model), context([0, 1], data), path, memory=memory)
+    moved = {name for name, x in memory.items() if not bool((x == 1).all())}
+    assert moved == {"velocity/3.weight"}

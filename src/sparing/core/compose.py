@@ -6,7 +6,7 @@ from sparing.core.codec import chain, feedback
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, intersect
-from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share
+from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share, by_samples
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
@@ -58,12 +58,25 @@ def narrow(a: Share, b: Share) -> Share:
     def given(own: Tree, ctx: Ctx) -> Tree:
         return b.given(a.given(own, ctx), ctx)
 
-    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given)
+    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values)
+
+
+def beside(a: Share, b: Share) -> Share:
+    """Two shares over different tensors: each goes its own way. Only `a` has a state."""
+
+    def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        return a.down(state, model, ctx) | b.down({}, model, ctx)
+
+    def up(got: Cuts, ctx: Ctx) -> Cuts:
+        return a.up(got, ctx) | b.up(got, ctx)
+
+    return a._replace(down=down, up=up, own=a.own | b.own, private=a.private | b.private)
 
 
 def uplink(method: Method) -> Codec:
     """The client's whole chain, with error feedback around it if the method asks for memory."""
-    return feedback(chain(*method.up), method.share.private) if method.memory else chain(*method.up)
+    fleeting = method.share.private | method.share.values
+    return feedback(chain(*method.up), fleeting) if method.memory else chain(*method.up)
 
 
 def downlink(method: Method) -> Codec:
@@ -75,6 +88,7 @@ def refuse_unsound(method: Method) -> None:
         refuse_order(stages)
     if method.memory:
         refuse_memory(method.up)
+    refuse_sums(method)
     for step in method.blend.steps:
         if method.blend.collect is not None and step.needs_mean:
             raise MethodError(f"{step.name!r} needs a weighted mean and cannot follow a collecting blend; drop one")
@@ -83,6 +97,8 @@ def refuse_unsound(method: Method) -> None:
             raise MethodError(f"{codec.name!r} remembers per client and cannot compress the downlink; use it upstream")
         if "sparse" in codec.traits:
             raise MethodError(f"{codec.name!r} would send zeros for weights it leaves out; use it upstream")
+        if "basis" in codec.traits:
+            raise MethodError(f"{codec.name!r} changes the basis for each client apart; use it upstream")
 
 
 def refuse_state_of_sizes(method: Method, sizes: list[Method]) -> None:
@@ -107,6 +123,10 @@ def refuse_order(stages: tuple[Codec, ...]) -> None:
     before: frozenset[str] = frozenset()
     for codec in stages:
         name, here = codec.name, codec.traits
+        if "sums" in before:
+            raise MethodError(f"{name!r} would change what clients remember and the server adds up; put it first")
+        if "basis" in before:
+            raise MethodError(f"{name!r} cannot work on values in another basis; drop it or what changes the basis")
         if "codes" in before:
             if "codes" in here:
                 raise MethodError(f"{name!r} cannot follow another quantiser: its input is codes already; keep one")
@@ -131,3 +151,23 @@ def refuse_memory(stages: tuple[Codec, ...]) -> None:
             raise MethodError(f"{codec.name!r} keeps its own memory; drop `memory` from the list")
         if "unbiased" in codec.traits:
             raise MethodError(f"{codec.name!r} scales its values up, which memory would amplify; set unbiased: false")
+        if "noisy" in codec.traits:
+            raise MethodError(
+                f"the error of {codec.name!r} can be larger than the update, which memory would let grow from round to "
+                "round; drop memory or quantise more finely"
+            )
+
+
+def refuse_sums(method: Method) -> None:
+    """A server that adds up, over the rounds, what clients sent must always weigh them alike and send all the same."""
+    for codec in method.up:
+        if "sums" in codec.traits:
+            served = [step.name for step in method.blend.steps if step.serve is not None and not step.notes]
+            odd = served + [codec.name for codec in method.down]
+            if method.blend.weigh.name != by_samples.name:
+                odd.append(method.blend.weigh.name)
+            if odd:
+                raise MethodError(
+                    f"{codec.name!r} adds up what clients send over the rounds, which needs one model for all, sent as "
+                    f"it is, and weights by samples; drop {odd[0]!r}"
+                )

@@ -33,6 +33,7 @@ class Share(NamedTuple):
     own: frozenset[str] = frozenset()  # tensors of which every client keeps its own copy
     private: frozenset[str] = frozenset()  # those of them that never cross the wire
     given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
+    values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
 
 
 class View(NamedTuple):
@@ -54,7 +55,7 @@ class Codec(NamedTuple):
     lost: Callable[[Parcel, Tree, Ctx], Tree] = lambda parcel, state, ctx: state  # the parcel never arrived
     name: str = ""
     lossy: bool = False
-    traits: frozenset[str] = frozenset()  # sparse, codes, ranks, unbiased, basis, rotates, remembers: see compose
+    traits: frozenset[str] = frozenset()  # sparse codes ranks unbiased noisy basis rotates remembers sums: see compose
 
 
 class Arrival(NamedTuple):
@@ -161,8 +162,10 @@ class Phase(NamedTuple):
     weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm
     prox: float = 0.0  # FedProx: prox / 2 * |w - w_start|^2 joins the loss
+    correct: bool = False  # SCAFFOLD: add the server's control variate and take off the client's, NAME.control
     frobenius: float = 0.0  # frobenius / 2 * |A B|^2 of every factored layer, instead of weight decay there
     trains: frozenset[str] | None = None  # None: every parameter
+    holds: frozenset[str] = frozenset()  # tensors in which a weight that is zero stays zero: pruned ones
 
 
 class Local(NamedTuple):
@@ -170,6 +173,7 @@ class Local(NamedTuple):
     buffers: str = "shared"  # "shared" | "own" (they stay with the client) | "static" (batch statistics only)
     init: Callable[[Layout], Tree] = nothing  # what a client's training remembers between rounds, leaves [1, ...]
     reset: bool = False  # forget it where the server has just written
+    second: tuple[Phase, ...] = ()  # of a second model, NAME.second, drawn to the first by `prox`; clients use it
 
 
 class Method(NamedTuple):
@@ -185,6 +189,7 @@ class Method(NamedTuple):
     local: Local = Local()
     sizes: tuple["Method", ...] = ()  # with a fit: share and codecs over the layout of each size
     size: int | None = None  # set in those
+    extra: Callable[[Tree], Tree] = nothing  # model -> tensors that stand beside it, such as control variates
 
 
 Recipe = Callable[[Method], Method]

@@ -39,9 +39,9 @@ def largest(x: Tensor, k: int | Tensor) -> Tensor:
         return torch.zeros_like(x, dtype=torch.bool)
     size = x.abs()
     cut = size.topk(most, dim=1).values.gather(1, (k_K - 1).clamp(min=0))
-    above = size > cut
+    above = ~(size <= cut)  # so that NaN is among them, and whoever receives it can refuse it
     missing = k_K - above.sum(dim=1, keepdim=True)
     tied = size == cut
     if bool((tied.sum(dim=1, keepdim=True) > missing).any()):
         tied &= tied.cumsum(dim=1) <= missing
-    return (above | tied) & (size > 0)
+    return (above | tied) & (size != 0)

@@ -41,6 +41,7 @@ class Server(NamedTuple):
 def first_server(method: Method, model: Tree, clients: int, rows: Rows | None = None) -> Server:
     refuse_infinite(model, "at the start")
     device = next(iter(model.values())).device
+    model = model | {name: x for name, x in method.extra(model).items() if name not in method.share.private}
     blend = prefixed("weigh", method.blend.weigh.init(model, clients))
     for i, step in enumerate(method.blend.steps):
         blend |= prefixed(str(i), step.init(model, clients))
@@ -61,8 +62,9 @@ def sized(method: Method, ctx: Ctx) -> Method:
 
 def first_client(method: Method, model: Tree) -> Tree:
     """The state of a client never met, leaves `[1, ...]`: own tensors as initialised, empty memories."""
-    own = {name: model[name] for name in sorted(method.share.own)}
     device = next(iter(model.values())).device
+    whole = model | method.extra(model)
+    own = {name: whole[name] for name in sorted(method.share.own)}
     memory = {name: x.to(device) for name, x in uplink(method).init(method.layout).items()}
     local = {name: x.to(device) for name, x in method.local.init(method.layout).items()}
     return prefixed("own", own) | prefixed("up", memory) | prefixed("local", local)

@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     dtypes: dict[str, torch.dtype]
     buffers: frozenset[str] = frozenset()
     kinds: dict[str, Kind] = {}  # noqa: RUF012  of the weights of convolutions and dense layers
+    extra: frozenset[str] = frozenset()  # of the buffers: those that a method added and the network does not have
 
     @property
     def params(self) -> list[str]:
@@ -92,6 +93,17 @@ def tree_of(model: torch.nn.Module, layout: Layout | None = None) -> Tree:
     """The model's tensors, or those of the layout only, as leaves `[1, *shape]`, copied."""
     state = model.state_dict()
     return {name: state[name].detach().clone()[None] for name in (layout.shapes if layout else state)}
+
+
+def with_extra(layout: Layout, names: Sequence[str], suffix: str) -> Layout:
+    """The layout with one more tensor NAME.suffix for every one of these, treated like a buffer by every part."""
+    more = {f"{name}.{suffix}": name for name in names}
+    return layout._replace(
+        shapes=layout.shapes | {new: layout.shapes[old] for new, old in more.items()},
+        dtypes=layout.dtypes | {new: layout.dtypes[old] for new, old in more.items()},
+        buffers=layout.buffers | frozenset(more),
+        extra=layout.extra | frozenset(more),
+    )
 
 
 class Rest(NamedTuple):

@@ -10,6 +10,7 @@ from sparing.core.keys import Ctx
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
 from sparing.core.tree import Rest, Tree, cat, under
+from sparing.task import variates
 from sparing.task.fleet import Fleet
 from sparing.task.local import train
 from sparing.task.task import Task
@@ -38,10 +39,29 @@ class Job(NamedTuple):
 
     def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
         """K clients on their own samples, with the signature `core.round.client` wants."""
-        model, whole, local = self.model_for(ctx), self.rest.complete(start), self.method.local
-        data, memory = self.task.train, {name: x.clone() for name, x in memory.items()}
-        after, notes = train(model, self.task.loss, data, local, whole, ctx, self.path, self.threads, memory)
+        model, local, data = self.model_for(ctx), self.method.local, self.task.train
+        whole, memory = self.network(start), {name: x.clone() for name, x in memory.items()}
+        how = (ctx, self.path, self.threads, memory)
+        pull = variates.pull(start, memory) if any(phase.correct for phase in local.phases) else None
+        after, notes = train(model, self.task.loss, data, local, whole, *how, pull=pull)
+        if pull is not None:
+            after |= variates.renewed(start, after, memory, local, ctx)
+        if local.second:
+            mine = {name: start.get(f"{name}.second", x) for name, x in whole.items()}
+            own = local._replace(phases=local.second)
+            trained, _ = train(model, self.task.loss, data, own, mine, ctx, self.path, self.threads, anchor=whole)
+            after |= {f"{name}.second": x for name, x in trained.items()}
         return {name: after[name] for name in start}, memory, notes
+
+    def network(self, tree: Tree) -> Tree:
+        """All that the network needs to run, and nothing that a method put beside it."""
+        extra = self.method.layout.extra
+        return self.rest.complete({name: x for name, x in tree.items() if name not in extra})
+
+    def used(self, tree: Tree) -> Tree:
+        """The network that clients use: the second one, where they train two."""
+        whole = self.network(tree)
+        return {name: tree.get(f"{name}.second", x) for name, x in whole.items()} if self.method.local.second else whole
 
     def model_for(self, ctx: Ctx) -> nn.Module:
         """The network that these K clients run."""

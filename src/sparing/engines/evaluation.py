@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.protocols import Local, Rows
+from sparing.core.protocols import Rows
 from sparing.core.round import Server, starting_models
-from sparing.core.tree import Tree, cat
+from sparing.core.tree import Tree, cat, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks, context
 from sparing.task.evaluate import evaluate as evaluate_rows
 from sparing.task.evaluate import evaluate_all
@@ -32,7 +32,7 @@ def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Ev
     task = job.task
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
-        model = job.rest.complete(server.model)
+        model = job.network(server.model)
         whole = evaluate_all(job.model, task.loss, model, *task.test_all, static=is_static(job))
     marks: dict[str, Marks] = {}
     if task.test is not None:
@@ -53,7 +53,8 @@ def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, 
     if who != "global":
         model = job.model_for(context(job, server, ids, t + 1))
         models = models_of(job, bank, server, t, ids, who, wanted.steps)
-    whole, data, loss = job.rest.complete(models), job.task.test, job.task.loss
+    whole = job.network(models) if who == "global" else job.used(models)
+    data, loss = job.task.test, job.task.loss
     got = evaluate_rows(model, loss, whole, data, ids, static=is_static(job), stacked=job.path == "stacked")
     return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
 
@@ -66,14 +67,15 @@ def models_of(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: st
         models = starting_models(job.method, server, state, ctx)
         if who == "before":
             return models
-        return (job if who == "after" else in_steps(job, steps)).train(models, {}, ctx)[0]
+        return (job if who == "after" else in_steps(job, steps)).train(models, under("local", state), ctx)[0]
 
 
 def in_steps(job: Job, steps: int) -> Job:
     """The same job with so many local steps in all."""
     local = job.method.local
-    phase = local.phases[0]._replace(steps=steps)
-    return job._replace(method=job.method._replace(local=Local((phase,), local.buffers)))
+    second = tuple(phase._replace(steps=steps) for phase in local.second)
+    local = local._replace(phases=(local.phases[0]._replace(steps=steps),), second=second)
+    return job._replace(method=job.method._replace(local=local))
 
 
 def is_static(job: Job) -> bool:

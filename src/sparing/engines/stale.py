@@ -15,7 +15,7 @@ class Stale:
     """Collects, from the start of every client's training, the sums that a variance needs."""
 
     def __init__(self, method: Method, model: Tree):
-        apart = method.share.own - method.share.private
+        apart = method.share.own - method.share.private - method.share.values
         self.names = [name for name in method.layout.params if name in apart] if method.fit is None else []
         self.model, self.count = model, 0
         self.sum: Tree = {}

@@ -8,13 +8,40 @@ from sparing.core.protocols import Share
 from sparing.core.tree import Layout
 
 
-def personal(layout: Layout, layers: list[str] | None = None) -> Share:
+def personal(layout: Layout, layers: list[str] | None = None, shared: list[str] | None = None) -> Share:
     """Tensors of `layers` are the client's own and private; by default those of the last layer."""
     if layers == []:
         raise MethodError("personal.layers is empty; name at least one layer, or leave it out for the last one")
-    home = matching(layout, layers, "personal.layers") if layers is not None else head(layout)
+    return at_home(layout, split(layout, layers, shared))
+
+
+def at_home(layout: Layout, home: frozenset[str]) -> Share:
+    """The tensors `home` never cross the wire, all others do."""
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
     return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home)
+
+
+def split(layout: Layout, layers: list[str] | None = None, shared: list[str] | None = None) -> frozenset[str]:
+    """The personal tensors. With one list the rest is the other set; with none, the last layer is personal.
+
+    >>> layout = Layout({"conv.weight": (3,), "head.weight": (3,)}, {})
+    >>> split(layout), split(layout, shared=["head"])
+    (frozenset({'head.weight'}), frozenset({'conv.weight'}))
+    """
+    if layers is None and shared is None:
+        return head(layout)
+    home = None if layers is None else matching(layout, layers, "personal layers")
+    away = None if shared is None else matching(layout, shared, "shared layers")
+    if home is None or away is None:
+        return home if home is not None else frozenset(layout.shapes) - (away or frozenset())
+    for name in layout.shapes:
+        if (name in home) == (name in away):
+            found = "both" if name in home else "neither"
+            raise MethodError(
+                f"{name!r} is in {found} of the shared and the personal layers; each belongs to one: drop one of the "
+                "lists, and the rest is the other"
+            )
+    return home
 
 
 def head(layout: Layout) -> frozenset[str]:
@@ -24,11 +51,11 @@ def head(layout: Layout) -> frozenset[str]:
 
 
 def matching(layout: Layout, patterns: list[str], where: str) -> frozenset[str]:
-    """Tensors whose path holds one of the patterns as whole components: "bn1" is not "bn10".
+    """Tensors whose path holds one of the patterns as whole components ("bn1" is not "bn10"), buffers of a layer too.
 
     >>> import torch
     >>> layout = Layout({"bn1.weight": (3,), "bn10.weight": (3,)}, {})
-    >>> matching(layout, ["bn1"], "personal.layers")
+    >>> matching(layout, ["bn1"], "personal layers")
     frozenset({'bn1.weight'})
     """
     found: set[str] = set()
@@ -44,4 +71,5 @@ def matching(layout: Layout, patterns: list[str], where: str) -> frozenset[str]:
         if not found:
             raise MethodError(text)
         warnings.warn(text, stacklevel=2)
-    return frozenset(found)
+    touched = {name.rpartition(".")[0] for name in found - layout.buffers}
+    return frozenset(found | {name for name in layout.buffers if name.rpartition(".")[0] in touched})

@@ -1,64 +1,77 @@
-"""Partial sharing (PSFed): a fresh random part of the parameters travels each round, the rest stays the client's own.
-
-The mask is drawn from (seed, round), or from (seed, round, client), so both ends rebuild it and it costs no bytes.
-"""
+"""Partial sharing (PSFed) over the rounds: how much is shared in which one, and rounds that share everything."""
 
 import math
+from collections.abc import Callable
 
-from torch import Tensor
-
-from sparing.core.errors import ConfigError, check_range
+from sparing.core.compose import everything
+from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts
-from sparing.core.protocols import Share
-from sparing.core.tree import Layout, Tree, column
+from sparing.core.parcel import Cuts
+from sparing.core.protocols import Blended, Report, Share
+from sparing.core.tree import Layout, Tree
+
+FAR = 1 << 40  # a round after every warm-up
+RAMPS: dict[str, Callable[[float], float]] = {
+    "linear": lambda s: s,
+    "cosine": lambda s: (1 - math.cos(math.pi * s)) / 2,
+    "step": lambda s: math.floor(s),
+}
 
 
-def random(layout: Layout, fraction: float, per_client: bool = False, first: str = "download") -> Share:
-    """Exactly round(fraction * d) of the d parameters; buffers travel whole, and not at all if nothing is chosen.
+def counts(
+    d: int, fraction: float = 0.5, start: float | None = None, warmup: int = 0, schedule: str = "linear"
+) -> Callable[[int], int]:
+    """How many of d positions round t shares: round(p_t d), p_t going from `start` to `fraction` in `warmup` rounds.
 
-    A client the server never met gets the whole model once (`first="download"`), or starts from the common initial
-    model (`first="seed"`).
+    >>> [counts(100, 0.5, start=0.1, warmup=4)(t) for t in (1, 2, 3, 4, 5, 6)]
+    [10, 20, 30, 40, 50, 50]
     """
     check_range("psfed.fraction", fraction, 0, 1)
-    if first not in ("download", "seed"):
-        raise ConfigError(f"psfed.first is {first!r}; use 'download' (the whole model at first contact) or 'seed'")
-    count = math.floor(fraction * layout.size + 0.5)
-    whole: Cuts = {name: Cut() for name in layout.shapes}
-    if count == layout.size:
-        return Share(down=lambda state, model, ctx: whole, up=lambda got, ctx: whole)
-    if count == 0:
-        everything = frozenset(layout.shapes)
-        return Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=everything, private=everything)
+    if schedule not in RAMPS:
+        raise ConfigError(f"psfed.schedule is {schedule!r}; {nearest(schedule, RAMPS)}")
+    if warmup < 0 or (start is None) != (warmup == 0):
+        raise ConfigError(
+            f"psfed.start is {start} and psfed.warmup {warmup}; a warm-up needs both, such as start: 0.1, warmup: 10"
+        )
+    if start is None:
+        return lambda t: math.floor(fraction * d + 0.5)
+    check_range("psfed.start", start, 0, 1)
 
-    last: list[tuple[tuple, Cuts]] = []
+    def count(t: int) -> int:
+        done = RAMPS[schedule](min(max(t - 1, 0) / warmup, 1.0))
+        return math.floor((start * (1 - done) + fraction * done) * d + 0.5)
 
-    def drawn(ctx: Ctx) -> Cuts:
-        """This round's mask. Both directions need it, so the last draw is kept."""
-        rows = ctx if per_client else ctx.common
-        key = (ctx.seed, ctx.round, ctx.ids.device, *rows.ids.tolist())
-        kept = last[:1]
-        if not kept or kept[0][0] != key:
-            kept = [(key, whole | pieces(rows.choose("psfed", layout.size, count), layout))]
-            last[:] = kept
-        return kept[0][1]
+    return count
+
+
+def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int | None = None) -> Share:
+    """Share `part`; but everything in every `sync`-th round and where the count is d, and nothing where it is 0.
+
+    If every round shares everything, clients keep nothing of their own; if none shares anything, all is private.
+    """
+    if sync is not None and sync < 1:
+        raise ConfigError(f"psfed.sync is {sync}; it must be 1 or more: so many rounds from one full sync to the next")
+    whole = everything(layout)
+    nothing = Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {})
+    least, most = sorted((count(1), count(FAR)))
+    own = part.own if least else frozenset(layout.shapes)
+    if least == layout.size or sync == 1:
+        own = frozenset()
+
+    def full(t: int) -> bool:
+        return count(t) == layout.size or (sync is not None and t % sync == 0)
+
+    def now(t: int) -> Share:
+        return whole if full(t) else part if count(t) else nothing
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
-        cuts = drawn(ctx)
-        if first == "seed" or ctx.first is None or not bool(ctx.first.any()):
-            return cuts
-        all_K = ctx.first
-        return {
-            name: cut if cut.mask is None else Cut(cut.mask | column(all_K, cut.mask)) for name, cut in cuts.items()
-        }
+        return now(ctx.round).down(state, model, ctx)
 
-    return Share(down, up=lambda got, ctx: drawn(ctx), own=frozenset(layout.params))
+    def up(got: Cuts, ctx: Ctx) -> Cuts:
+        return now(ctx.round).up(got, ctx)
 
+    def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
+        state, report = part.learn(state, blended, ctx)
+        return state, report | ({"mask_count": float(layout.size)} if full(ctx.round) else {})
 
-def pieces(flat: Tensor, layout: Layout) -> Cuts:
-    """A mask over all parameters, `[K, d]`, cut into one per tensor."""
-    shapes = {name: layout.shapes[name] for name in layout.params}
-    parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
-    return {
-        name: Cut(part.reshape(len(flat), *shape)) for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    return Share(down, up, part.init, learn, own, private=own if most == 0 and sync is None else frozenset())

@@ -121,11 +121,11 @@ def largest_share(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
 
 
 def above_quantile(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
-    """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never."""
+    """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never, NaN always."""
     size = values.abs()
     place = (1 - ratio) * (size_K.double() - 1).clamp(min=0) + (size.shape[1] - size_K)  # out of scope sorts first
     ordered = size.double().sort(dim=1).values
     low = ordered.gather(1, place.floor().long().clamp(max=size.shape[1] - 1)[:, None])
     high = ordered.gather(1, place.ceil().long().clamp(max=size.shape[1] - 1)[:, None])
     cut = low + (high - low) * (place - place.floor())[:, None]
-    return (size.double() >= cut) & (size > 0)
+    return ~(size.double() < cut) & (size != 0)

@@ -1,14 +1,14 @@
 from sparing.core.compose import narrow
 from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts.layers import personal as keep_home
+from sparing.parts import layers as parts
 
 
 @recipe("personal", paper="Arivazhagan et al. 2019, arXiv:1912.00818")
-def personal(layers: list[str] | None = None) -> Recipe:
+def personal(layers: list[str] | None = None, shared: list[str] | None = None) -> Recipe:
     """Keep some layers (by default the last) on the client; they never cross the wire."""
 
     def apply(method: Method) -> Method:
-        return method._replace(share=narrow(method.share, keep_home(method.layout, layers)))
+        return method._replace(share=narrow(method.share, parts.personal(method.layout, layers, shared)))
 
     return apply

@@ -1,15 +1,37 @@
 from sparing.core.compose import narrow
+from sparing.core.errors import MethodError
 from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import masks
+from sparing.parts import masks, selectors
 
 
-@recipe("psfed", paper="partial model sharing")
-def psfed(fraction: float = 0.5, per_client: bool = False, first: str = "download") -> Recipe:
-    """Share a fresh random part of the parameters each round; the rest stays the client's own."""
+@recipe("psfed", paper="partial sharing, as in Gogineni et al. 2021, arXiv:2110.06556")
+def psfed(
+    fraction: float = 0.5,
+    selector: str | dict[str, list[str]] = "random",
+    per_client: bool = False,
+    explore: float = 0.1,
+    sync: int | None = None,
+    start: float | None = None,
+    warmup: int = 0,
+    schedule: str = "linear",
+    first: str = "download",
+    reset_momentum: bool = False,
+) -> Recipe:
+    """Share a part of the parameters each round, by default a fresh random one; the rest stays the client's own."""
 
     def apply(method: Method) -> Method:
-        share = masks.random(method.layout, fraction, per_client, first)
-        return method._replace(share=narrow(method.share, share))
+        home = method.share.private  # a part of what the recipes before let through
+        layout = method.layout._replace(shapes={n: s for n, s in method.layout.shapes.items() if n not in home})
+        count = masks.counts(layout.size, fraction, start, warmup, schedule)
+        select = selectors.selector_of(selector, layout, count, per_client, explore)
+        share = masks.partial(layout, selectors.selected(layout, select, count, per_client, first), count, sync)
+        if reset_momentum and not method.local.init(method.layout):
+            raise MethodError(
+                "psfed.reset_momentum: clients keep no momentum from round to round, so there is none to reset; "
+                "set local.velocity: kept and local.momentum, or drop it"
+            )
+        local = method.local._replace(reset=method.local.reset or reset_momentum)
+        return method._replace(share=narrow(method.share, share), local=local)
 
     return apply

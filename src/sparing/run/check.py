@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
-from sparing.core.round import first_client, outgoing
+from sparing.core.round import Server, first_client, outgoing
 from sparing.core.wire import nbytes
 from sparing.engines.engine import Job, Sizes, context
 from sparing.engines.evaluation import Wanted
@@ -71,7 +71,6 @@ def trial(study: Study) -> Cost:
         began = time.perf_counter()
         run.engine.evaluate(server, 1, Wanted(ids))
         looked = time.perf_counter() - began
-    known = context(job, server, ids[:1], 2)._replace(first=torch.zeros(1, dtype=torch.bool, device=server.seen.device))
     scale = count / len(ids)
     return Cost(
         clients=len(job.task),
@@ -79,7 +78,7 @@ def trial(study: Study) -> Cost:
         parameters=job.method.layout.size,
         cohort=count,
         plan=study.plan.model_dump(),
-        down_bytes=int(nbytes(outgoing(job.method, server, known))[0]) * count,
+        down_bytes=sent_down(job, server, everyone),
         up_bytes=round(total(outcome.up) * scale),
         first_bytes=round(total(outcome.down) * scale),
         seconds=spent * steps_of(job, everyone) / steps_of(shortened(job), ids),
@@ -87,6 +86,15 @@ def trial(study: Study) -> Cost:
         peak_mb=MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
         state_mb=bytes_of(first_client(job.method, job.initial)) * len(job.task) / 1e6,
     )
+
+
+def sent_down(job: Job, server: Server, ids: Tensor) -> int:
+    """Bytes to these clients once they are known; clients of one size get as much as each other."""
+    cohort = context(job, server, ids, 2)
+    cohort = cohort._replace(first=torch.zeros_like(cohort.ids, dtype=torch.bool))
+    size = job.method.fit.sizes(cohort) if job.method.fit else torch.zeros_like(cohort.ids)
+    alike = [(size == one).nonzero()[:, 0] for one in size.unique()]
+    return sum(int(nbytes(outgoing(job.method, server, cohort.at(k[:1])))[0]) * len(k) for k in alike)
 
 
 def shortened(job: Job) -> Job:

@@ -155,7 +155,7 @@ def by_place(entries: dict[str, Any]) -> list[str]:
 
 def raw(x: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, not copied."""
-    return x.reshape(-1).view(torch.uint8).numpy().data
+    return x.reshape(-1).view(torch.uint8).numpy().data if x.numel() else memoryview(bytearray())
 
 
 def written(meta: dict[str, Any]) -> str:

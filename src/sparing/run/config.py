@@ -83,6 +83,18 @@ class LocalSection(Section):
         return Local((Phase(**values),), self.buffers, velocities if self.velocity == "kept" else nothing)
 
 
+class PersonalizationSection(Section):
+    """Which layers stay with the client; one list given, the rest is the other."""
+
+    shared_layers: list[str] | None = None
+    personalized_layers: list[str] | None = None
+
+    def options(self) -> dict[str, list[str]]:
+        """As the recipes call them."""
+        named = {"layers": self.personalized_layers, "shared": self.shared_layers}
+        return {key: names for key, names in named.items() if names is not None}
+
+
 class FleetSection(Section):
     """Clients as they are; see docs/fleet.md for the two CSV files."""
 
@@ -114,6 +126,7 @@ class Study(Section):
 
     task: TaskSection = TaskSection()
     method: list[Any] = ["fedavg"]
+    personalization: PersonalizationSection = PersonalizationSection()
     local: LocalSection = LocalSection()
     rounds: PositiveInt = 20
     sample: PositiveInt | PositiveFloat = 0.5

@@ -119,5 +119,5 @@ def result_of(run: Run) -> Result:
         seconds=table[-1].seconds if table else 0.0,
         model_sha256=tree.sha256(run.server.model),
         table=table,
-        model={name: x[0].cpu().clone() for name, x in run.job.rest.complete(run.server.model).items()},
+        model={name: x[0].cpu().clone() for name, x in run.job.network(run.server.model).items()},
     )

@@ -2,16 +2,33 @@
 
 from typing import Any
 
+from sparing.core.errors import ConfigError
 from sparing.core.protocols import Recipe
 from sparing.core.registry import find
 from sparing.task.options import checked, named
 
+PERSONAL = ("personal", "pfedsim")
+"""Recipes with options `layers` and `shared`, which the study's `personalization` fills in."""
 
-def recipes(method: list[Any]) -> list[Recipe]:
-    """One recipe per entry; unknown names and options are refused with the nearest known one."""
+
+def recipes(method: list[Any], layers: dict[str, list[str]] | None = None) -> list[Recipe]:
+    """One recipe per entry; unknown names and options are refused with the nearest known one.
+
+    `layers` are the options of the entries that keep some layers at home.
+    """
+    entries = [named("method", entry) for entry in method]
+    if layers and not any(name in PERSONAL for name, _ in entries):
+        names = " + ".join(name for name, _ in entries)
+        raise ConfigError(
+            f"personalization names layers, but nothing in {names} keeps layers personal; add personal or pfedsim"
+        )
     made = []
-    for entry in method:
-        name, options = named("method", entry)
+    for name, options in entries:
+        if layers and name in PERSONAL:
+            for key in ("layers", "shared"):
+                if key in options:
+                    raise ConfigError(f"{name}.{key} and personalization both name layers; keep one of them")
+            options = options | layers
         make = find(name).make
         made.append(make(**checked("method", name, make, options, given=0)))
     return made

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.round import first_client
+from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
 from sparing.engines.engine import Job
 from sparing.run.config import PlanSection
@@ -44,7 +44,8 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int) -> PlanSe
     if threads == "auto":
         threads = os.cpu_count() or 1 if path == "loop" and device.type == "cpu" and engine == "vector" else 1
     if bank == "auto":
-        bank = "file" if state * len(job.task) > BANK else "memory"
+        each = state + bytes_of(first_row(job.method, job.initial))
+        bank = "file" if each * len(job.task) > BANK else "memory"
     return PlanSection(path=path, chunk=1 if engine == "debug" else chunk, threads=threads, bank=bank)
 
 

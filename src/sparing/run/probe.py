@@ -1,11 +1,11 @@
 """A look before the first round: does this model take these samples, and does stacking it give the same training?"""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
 from sparing.core.keys import Ctx
-from sparing.core.tree import Tree
+from sparing.core.tree import Tree, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
 from sparing.task.evaluate import evaluate_all
@@ -32,6 +32,20 @@ def refuse_misfit(job: Job) -> None:
             what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
             said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             raise DataError(f"the model or loss does not take the {name} data ({what}): {said}") from error
+    for size, model in enumerate(job.sizes):
+        refuse_broken(job, size, model)
+
+
+def refuse_broken(job: Job, size: int, model: nn.Module) -> None:
+    """One sample through the network of this size: a forward that looks into its layers may not know the new ones."""
+    x, y = job.task.train.x[:2], job.task.train.y[:2]
+    try:
+        evaluate_all(model, job.task.loss, tree_of(model), x, y, static=job.method.local.buffers == "static")
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        raise ConfigError(
+            f"the model does not run once resized (size {size}): {said}; keep that layer whole"
+        ) from error
 
 
 def refuse_labels(job: Job, name: str, x: Tensor, y: Tensor) -> None:

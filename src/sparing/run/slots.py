@@ -31,6 +31,7 @@ from sparing.core.errors import CheckpointError, MethodError
 from sparing.core.tree import Tree
 from sparing.run.bank import checked_ids, checked_rows, checked_saved, checked_template
 from sparing.run.files import read_at, sync_folder, write_at
+from sparing.run.mixing import past_the_cache, read_record, weighted_sums
 
 STAGE = 8 << 20
 """Bytes of records put together in memory before they are written, or cut up after they were read."""
@@ -62,7 +63,7 @@ class SlotBank:
         self.slot_of[ids] = slots
         self.crc = np.zeros(self.last + 1, np.uint32)
         self.crc[slots] = crc
-        self.kept = np.zeros(self.last + 1, bool)
+        self.kept, self.sure = np.zeros(self.last + 1, bool), np.zeros(self.last + 1, bool)
         self.given = slots
         self.committed()
 
@@ -97,7 +98,12 @@ class SlotBank:
         self.slot_of[client] = slots
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
-        """As the bank in memory does it, a few rows in memory at a time."""
+        """As the bank in memory does it, to the bit, a few rows in memory at a time.
+
+        Checksums are compared once, and not of rows that this process wrote: they cost more than the sums.
+        """
+        if self.fd >= 0 and all(x.dtype == torch.float32 for x in self.template.values()):
+            return self.mix_floats(checked_ids(ids, self.clients), weight.double().cpu().numpy())
         used = (weight != 0).any(0).nonzero()[:, 0]
         out = {name: x.repeat(len(weight), *[1] * (x.dim() - 1)).zero_() for name, x in self.template.items()}
         for part in used.split(max(1, len(self.stage))):
@@ -107,6 +113,34 @@ class SlotBank:
                     for name, x in out.items():
                         x[k].add_(rows[name][m].cpu(), alpha=float(weight[k, who]))
         return {name: x.to(self.device) for name, x in out.items()}
+
+    def mix_floats(self, client: np.ndarray, weight: np.ndarray) -> Tree:
+        used = weight.any(0)
+        client, weight = client[used], weight[:, used]
+        slots = self.slot_of[client]
+        order = np.argsort(slots)
+        for part in batches(order[~self.sure[slots[order]] & (slots[order] > 0)], len(self.stage)):
+            self.load(slots[part], client[part])
+            self.sure[slots[part]] = True
+        never = torch.cat([x.reshape(-1) for x in self.template.values()]).numpy()
+
+        def read(m: int, columns: slice, room: np.ndarray) -> np.ndarray:
+            if not slots[m]:
+                return never[columns]
+            start = (int(slots[m]) - 1) * self.size + 4 * columns.start
+            found = read_record(self.fd, room, start, 4 * (columns.stop - columns.start))
+            if found is None:
+                raise self.altered(client[m], slots[m])
+            return found.view(np.float32)
+
+        try:
+            with past_the_cache(self.fd, len(slots) * self.size):
+                sums = weighted_sums(read, len(never), weight, torch.get_num_threads())
+        except OSError as error:
+            raise self.refused("cannot be read", error) from error
+        parts = sums.split([x.numel() for x in self.template.values()], dim=1)
+        named = zip(self.template.items(), parts, strict=True)
+        return {name: part.reshape(len(weight), *x.shape[1:]).to(self.device) for (name, x), part in named}
 
     def slots_for(self, client: np.ndarray) -> np.ndarray:
         """Where these clients' new rows go: in place where no checkpoint minds, else the lowest free slots."""
@@ -119,7 +153,7 @@ class SlotBank:
         self.last += fresh
         if self.last >= len(self.crc):
             room = (self.last + 1) * 3 // 2 - len(self.crc)
-            self.crc, self.kept = np.pad(self.crc, (0, room)), np.pad(self.kept, (0, room))
+            self.crc, self.kept, self.sure = (np.pad(x, (0, room)) for x in (self.crc, self.kept, self.sure))
         return slots
 
     def parts(self, rows: int) -> dict[str, Tensor]:
@@ -130,6 +164,7 @@ class SlotBank:
     def store(self, slots: np.ndarray) -> None:
         """Writes the staged records to ascending slots."""
         self.crc[slots] = [zlib.crc32(row.data) for row in self.stage[: len(slots)]]
+        self.sure[slots] = True
         try:
             for start, end in runs(slots):
                 write_at(self.fd, self.stage[start:end].reshape(-1).data, (int(slots[start]) - 1) * self.size)
@@ -147,10 +182,7 @@ class SlotBank:
             raise self.refused("cannot be read", error) from error
         for row, slot, who in zip(self.stage, slots, client, strict=False):
             if zlib.crc32(row.data) != self.crc[slot]:
-                raise CheckpointError(
-                    f"the row of client {who} in {self.path} (slot {slot}) was altered after it was written; "
-                    "bring back the file that belongs to the last checkpoint, or start the run afresh"
-                )
+                raise self.altered(who, slot)
 
     def state(self) -> Tree:
         """The table client -> (slot, checksum), once the rows it refers to are durable."""
@@ -226,6 +258,12 @@ class SlotBank:
     def close(self) -> None:
         self.shut()
         self.fd = -1
+
+    def altered(self, who: int, slot: int) -> CheckpointError:
+        return CheckpointError(
+            f"the row of client {who} in {self.path} (slot {slot}) was altered after it was written; "
+            "bring back the file that belongs to the last checkpoint, or start the run afresh"
+        )
 
     def refused(self, what: str, error: OSError) -> CheckpointError:
         return CheckpointError(

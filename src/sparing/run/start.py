@@ -104,7 +104,7 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
     layout = tree.layout_of(model, static=study.local.buffers == "static")
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     job = Job(
-        method=compose(layout, *recipes(study.method), local=study.local.local()),
+        method=compose(layout, *recipes(study.method, study.personalization.options()), local=study.local.local()),
         task=task.to(device),
         model=model,
         initial=tree.tree_of(model, layout),

@@ -10,7 +10,7 @@ from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.loop import loop
 from sparing.task.losses import Loss
-from sparing.task.optim import OPTIMISERS
+from sparing.task.optim import OPTIMISERS, Aside
 from sparing.task.stacked import stacked
 from sparing.task.still import intra_op
 from sparing.task.working import check_names
@@ -31,13 +31,16 @@ def train(
     path: str = "loop",
     threads: int = 1,
     memory: Tree | None = None,
+    anchor: Tree | None = None,
+    pull: Tree | None = None,
 ) -> tuple[Tree, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
     Gives every state_dict tensor after training, `[K, *shape]` on the device of `start`, and `{"loss": [K] float32}`:
     the mean over the samples visited in the last epoch of the last phase (in all its steps, where it counts steps).
     Neither the model handed in nor any global random state changes. `memory` holds velocities to go on from,
-    `velocity/NAME` `[K, *shape]`, and is overwritten; without it they start at zero and are forgotten.
+    `velocity/NAME` `[K, *shape]`, and is overwritten; without it they start at zero and are forgotten. `anchor` is what
+    FedProx's term draws to, where it is not the start; `pull` is added to every gradient of phases that `correct`.
 
     "loop" trains one client after the other and is row-exact; `threads` clients run side by side with the same bits.
     "stacked" trains all K at once, `threads` working on each operation, and agrees with it within rounding. In both, a
@@ -56,11 +59,12 @@ def train(
         raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {ctx.ids.tolist()[:8]}")
     device = next(iter(start.values())).device if start else torch.device("cpu")
     memory = memory if memory is not None else {}
+    aside = Aside(anchor if anchor is not None else start, pull or {})
     with torch.enable_grad(), intra_op(1 if path == "loop" else threads):
         if path == "loop":
-            after, losses = loop(model, loss, data, local, start, ctx, device, threads, memory)
+            after, losses = loop(model, loss, data, local, start, ctx, device, threads, memory, aside)
         else:
-            after, losses = stacked(model, loss, data, local, start, ctx, device, memory)
+            after, losses = stacked(model, loss, data, local, start, ctx, device, memory, aside)
         check_finite(after, local, ctx)
     return after, {"loss": losses.to(device, torch.float32)}
 

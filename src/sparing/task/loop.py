@@ -22,7 +22,7 @@ from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.losses import Loss, each
-from sparing.task.optim import factor_pairs, fresh, keep, kept, update
+from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
 from sparing.task.still import own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, trained, working_copy
 
@@ -43,11 +43,12 @@ class Job(NamedTuple):
     drops: list[Tensor]  # per phase [K]: keys of dropout
     views: list[Tensor]  # per phase [K]: keys of augmentation
     memory: Tree  # velocities kept between rounds, overwritten
+    aside: Aside
 
 
 def loop(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
-    threads: int, memory: Tree,
+    threads: int, memory: Tree, aside: Aside,
 ) -> tuple[Tree, Tensor]:  # fmt: skip
     """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     ids = ctx.ids.tolist()
@@ -55,7 +56,7 @@ def loop(
     shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
     drops = [ctx.keys(f"dropout/{i}") for i in range(len(local.phases))]
     views = [ctx.keys(f"augment/{i}") for i in range(len(local.phases))]
-    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory)
+    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory, aside)
     after = {
         name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
         for name, x in model.state_dict().items()
@@ -119,7 +120,7 @@ def train_phase(
     for name in work.params:
         work.state[name].requires_grad_(name in names)
     values = [p.detach() for p in params]
-    anchors = [job.start[name][k if job.start[name].shape[0] > 1 else 0] for name in names] if phase.prox else []
+    aside = rows_of(job.aside, phase, names, slice(k, k + 1), alone=True)
     memory = kept(fresh(phase, values), names, job.memory, slice(k, k + 1))
     pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
@@ -140,7 +141,7 @@ def train_phase(
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
-        update(phase, t, values, gradients(loss, params), anchors, memory, pairs, stacked=False)
+        update(phase, t, values, gradients(loss, params), aside, memory, pairs, stacked=False)
         if t >= begin:
             total, visited = total + value * size, visited + size
     keep(memory, names, job.memory, slice(k, k + 1))

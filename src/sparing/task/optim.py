@@ -7,6 +7,7 @@ arithmetic but the gradient norm is elementwise, so both use the same lines.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,39 @@ Pairs = list[tuple[int, int]]
 """Places of the two factors of a layer in a list of parameters."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
+
+
+class Aside(NamedTuple):
+    """Trees that steer training from the side, leaves `[K, *shape]` or `[1, *shape]`."""
+
+    anchor: Tree  # what FedProx's term draws to
+    pull: Tree  # what is added to the gradients of phases that `correct`
+
+
+class Beside(NamedTuple):
+    """The same for the parameters of one phase, in their order; empty where nothing steers."""
+
+    anchors: list[Tensor]
+    pulls: list[Tensor]
+    holds: list[int]  # places of tensors in which zeros stay zero
+
+
+def rows_of(aside: Aside, phase: Phase, names: list[str], rows: Tensor | slice, alone: bool = False) -> Beside:
+    """These clients' rows; `alone`: of one client, without the client axis."""
+
+    def chosen(x: Tensor) -> Tensor:
+        x = x if x.shape[0] == 1 and isinstance(rows, slice) else x.expand(max(len(x), count), *x.shape[1:])[rows]
+        return x[0] if alone else x
+
+    count = len(rows) if isinstance(rows, Tensor) else 1
+    anchors = [chosen(aside.anchor[name]) for name in names] if phase.prox else []
+    zero = torch.zeros(())
+    pulls = [chosen(aside.pull[name]) if name in aside.pull else zero for name in names] if phase.correct else []
+    return Beside(anchors, pulls, [i for i, name in enumerate(names) if name in phase.holds])
+
+
+def first_of(beside: Beside, m: int) -> Beside:
+    return Beside([x[:m] for x in beside.anchors], [x[:m] if x.ndim else x for x in beside.pulls], beside.holds)
 
 
 def fresh(phase: Phase, params: Sequence[Tensor]) -> Memory:
@@ -87,17 +121,21 @@ def update(
     t: int,
     params: list[Tensor],
     grads: list[Tensor],
-    anchors: list[Tensor],
+    beside: Beside,
     memory: Memory,
     pairs: Pairs,
     stacked: bool,
 ) -> None:
-    """Step t (from 0): FedProx's pull to the anchors, clip, decay, then the optimiser. Overwrites `params`."""
+    """Step t (from 0): FedProx's pull, zeros held, clip, decay, correction, then the optimiser. Overwrites `params`."""
     if not params:
         return
     if phase.prox:
-        pull = torch._foreach_sub(params, anchors)
+        pull = torch._foreach_sub(params, beside.anchors)
         grads = list(torch._foreach_add(grads, pull, alpha=phase.prox))
+    if beside.holds:
+        grads = list(grads)
+        for i in beside.holds:
+            grads[i] = torch.where(params[i] == 0, 0.0, grads[i])
     if phase.clip is not None:
         grads = clipped(grads, phase.clip, stacked)
     factors = {i for pair in pairs for i in pair} if phase.frobenius else set()
@@ -109,6 +147,8 @@ def update(
             grads[i] = g
     if factors:
         grads = frobenius(grads, params, pairs, phase.frobenius)
+    if beside.pulls:
+        grads = list(torch._foreach_add(grads, beside.pulls))
     (adam if phase.optimiser == "adam" else sgd)(phase, t, params, grads, memory)
 
 

@@ -25,12 +25,20 @@ from sparing.task.dataset import prepared
 from sparing.task.keyed import LoopNorm
 from sparing.task.loop import diverged
 from sparing.task.losses import Loss, each
-from sparing.task.optim import factor_pairs, first_rows, fresh, keep, kept, update
+from sparing.task.optim import Aside, factor_pairs, first_of, first_rows, fresh, keep, kept, rows_of, update
 from sparing.task.working import Working, trained, working_copy
 
 
 def stacked(
-    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device, memory: Tree
+    model: nn.Module,
+    loss: Loss,
+    data: Clients,
+    local: Local,
+    start: Tree,
+    ctx: Ctx,
+    device: torch.device,
+    memory: Tree,
+    aside: Aside,
 ) -> tuple[Tree, Tensor]:
     """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     work = working_copy(model, device, stacked=True, static=local.buffers == "static")
@@ -40,7 +48,7 @@ def stacked(
     state = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
     losses = torch.zeros(k)
     for number, phase in enumerate(local.phases):
-        losses = train_phase(work, loss, data, phase, number, state, first, ctx, device, memory)
+        losses = train_phase(work, loss, data, phase, number, state, ctx, device, memory, aside)
     return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
 
 
@@ -59,14 +67,14 @@ class Plan(NamedTuple):
 
 
 def train_phase(
-    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, first: Tree, ctx: Ctx,
-    device: torch.device, remembered: Tree,
+    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, ctx: Ctx,
+    device: torch.device, remembered: Tree, aside: Aside,
 ) -> Tensor:  # fmt: skip
     """Train all rows of `state`, in place, and give the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
     names = trained(work, phase)
     rows = {name: x[plan.order.to(device)] for name, x in state.items()}
-    anchors = [first[name][plan.order.to(device)] for name in names] if phase.prox else []
+    beside = rows_of(aside, phase, names, plan.order.to(device))
     step = batch_step(work, loss, names)
     memory = kept(fresh(phase, [rows[name] for name in names]), names, remembered, plan.order.to(device))
     pairs = factor_pairs(names)
@@ -78,7 +86,7 @@ def train_phase(
         samples = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment)
         grads, values, changed = step(now, samples, data.y[places].to(device), real, plan.keys[t, :m])
         params = [now[name] for name in names]
-        update(phase, t, params, grads, [a[:m] for a in anchors], first_rows(memory, m), pairs, stacked=True)
+        update(phase, t, params, grads, first_of(beside, m), first_rows(memory, m), pairs, stacked=True)
         for name, x in changed.items():
             now[name].copy_(x)
         seen[t, :m] = values

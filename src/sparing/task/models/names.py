@@ -6,6 +6,7 @@ from typing import Any
 from torch import nn
 
 from sparing.core.errors import ConfigError, nearest
+from sparing.task.models.adapter import with_adapter
 from sparing.task.options import checked, named
 
 Builder = Callable[..., nn.Module]
@@ -33,13 +34,18 @@ def register(name: str) -> Callable[[Builder], Builder]:
 def network(name: str | Mapping[str, Any], shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
     """The network of this name for samples of this shape; `{"mlp": {"hidden": [200]}}` carries its own options.
 
+    Every network that is a chain of layers takes `adapter`, the width of a small layer before the head.
+
     >>> network("mlp", (1, 28, 28), 10, hidden=[200, 200]).head
     Linear(in_features=200, out_features=10, bias=True)
     """
     name, own = named("model", name)
     if name not in MODELS:
         raise ConfigError(f"no model is called {name!r}: {nearest(name, MODELS)}")
-    return MODELS[name](shape, classes, **checked("model", name, MODELS[name], own | options, given=2))
+    own = own | options
+    width = own.pop("adapter", None)
+    model = MODELS[name](shape, classes, **checked("model", name, MODELS[name], own, given=2))
+    return model if width is None else with_adapter(name, model, width)
 
 
 def image_size(name: str, shape: tuple[int, ...], least: int = 1) -> tuple[int, int, int]:

@@ -1,0 +1,101 @@
+"""A convolution or dense layer as two thin ones: W ~ A B.
+
+The weight of a convolution (m, n, kh, kw) is the matrix M of shape (m kh, n kw) whose row is (filter, height) and whose
+column is (channel, width). Of M ~ A B, B is a convolution along the width, (r, n, 1, kw), and A one along the height,
+(m, r, kh, 1); nothing stands between them and the bias comes after. A dense layer's factors are (m, r) and (r, n).
+
+    >>> w = torch.arange(16.0).reshape(1, 2, 2, 2, 2)
+    >>> bool((weight_of(matrix_of(w), (2, 2, 2, 2)) == w).all())
+    True
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Shape = tuple[int, ...]
+
+
+def matrix_of(weight_K: Tensor) -> Tensor:
+    """`[K, m, n, kh, kw]` or `[K, m, n]` -> `[K, rows, columns]`."""
+    return weight_K.transpose(2, 3).flatten(3).flatten(1, 2) if weight_K.ndim == 5 else weight_K
+
+
+def weight_of(matrix_K: Tensor, shape: Shape) -> Tensor:
+    """Back to `[K, *shape]`."""
+    if len(shape) == 2:
+        return matrix_K
+    m, n, kh, kw = shape
+    return matrix_K.unflatten(2, (n, kw)).unflatten(1, (m, kh)).transpose(2, 3)
+
+
+def sides(shape: Shape) -> tuple[int, int]:
+    """Rows and columns of the matrix of a weight."""
+    m, n, kh, kw = (*shape, 1, 1)[:4]
+    return m * kh, n * kw
+
+
+def factor_shapes(shape: Shape, rank: int) -> tuple[Shape, Shape]:
+    if len(shape) == 2:
+        return (shape[0], rank), (rank, shape[1])
+    m, n, kh, kw = shape
+    return (m, rank, kh, 1), (rank, n, 1, kw)
+
+
+def factors_of(u: Tensor, s: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+    """Spectral initialisation: A = U sqrt(S) and B = sqrt(S) V^T, in the shapes their layers want, `[K, ...]`."""
+    root = s.sqrt()[:, None]
+    a, b = u * root, (v * root).mT
+    if len(shape) == 4:
+        m, n, kh, kw = shape
+        a, b = a.unflatten(1, (m, kh)).transpose(2, 3)[..., None], b.unflatten(2, (n, kw))[:, :, :, None]
+    return a.contiguous(), b.contiguous()
+
+
+def product(a_K: Tensor, b_K: Tensor) -> Tensor:
+    """`[K, m, r(, kh, 1)]` and `[K, r, n(, 1, kw)]` -> the weights `[K, m, n(, kh, kw)]`.
+
+    Row by row in memory of its own, since a library's batched product depends on who else is in the batch.
+    """
+    shape = (a_K.shape[1], b_K.shape[2], *((a_K.shape[3], b_K.shape[4]) if a_K.ndim == 5 else ()))
+    tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
+    rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
+    return weight_of(torch.stack(rows), shape)
+
+
+class FactoredLinear(nn.Module):
+    def __init__(self, layer: nn.Linear, rank: int):
+        super().__init__()
+        a, b = factor_shapes(tuple(layer.weight.shape), rank)
+        self.a, self.b = nn.Parameter(layer.weight.new_zeros(a)), nn.Parameter(layer.weight.new_zeros(b))
+        self.bias = layer.bias
+
+    @property
+    def weight(self) -> Tensor:
+        return self.a @ self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.b), self.a, self.bias)
+
+
+class FactoredConv(nn.Module):
+    def __init__(self, layer: nn.Conv2d, rank: int):
+        super().__init__()
+        a, b = factor_shapes(tuple(layer.weight.shape), rank)
+        self.a, self.b = nn.Parameter(layer.weight.new_zeros(a)), nn.Parameter(layer.weight.new_zeros(b))
+        self.bias = layer.bias
+        (high, wide), (tall, broad) = layer.stride, layer.dilation
+        along: Any = (layer.padding, layer.padding)  # "same" and "valid" mean along one axis what they mean along both
+        if not isinstance(layer.padding, str):
+            along = ((0, layer.padding[1]), (layer.padding[0], 0))
+        self.across = {"stride": (1, wide), "padding": along[0], "dilation": (1, broad)}
+        self.down = {"stride": (high, 1), "padding": along[1], "dilation": (tall, 1)}
+
+    @property
+    def weight(self) -> Tensor:
+        return torch.einsum("mrh,rnw->mnhw", self.a[..., 0], self.b[:, :, 0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(F.conv2d(x, self.b, **self.across), self.a, self.bias, **self.down)

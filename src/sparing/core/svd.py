@@ -1,0 +1,109 @@
+"""Truncated singular value decompositions of many matrices at once, going on from earlier ones.
+
+A decomposition from nothing is exact: eigenvectors of the smaller Gram matrix, in float64. One that goes on from the
+right vectors of a matrix that has since moved a little takes a step of subspace iteration and looks at what its
+singular vectors miss of the matrix; where that is too much it takes another, and in the end the exact one. All of it
+runs on one thread, so that its bits do not depend on how many there are.
+
+    >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
+    >>> exact(m, 2).s
+    tensor([[3., 2.]])
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PROBES = 8
+"""Random columns that join a warm start: what is new and orthogonal to all that was known would never be seen else."""
+STEPS = 3
+TOLERANCE = 0.015
+"""The squared residual of the singular vectors may be so much of the squared error; the error itself was then measured
+to lie within 3 % of the best (benchmarks/decompose.py)."""
+FLOOR = 1e-6
+"""And so much of the whole matrix: more than float32 rounding leaves."""
+TINY = 1e-7
+"""Singular values below this share of the largest are zero."""
+
+
+class Svd(NamedTuple):
+    """The r largest singular values of each matrix and their vectors."""
+
+    u: Tensor  # [L, rows, r]
+    s: Tensor  # [L, r], falling
+    v: Tensor  # [L, columns, r]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Tensor) -> tuple[Svd, int]:
+    """Of matrices `[L, rows, columns]`, and how many of them could not go on from `old`, their right vectors before.
+
+    Where the rank comes near the size of the matrix, going on costs more than starting anew.
+    """
+    with one_thread():
+        if old is None or 2 * (rank + PROBES) > min(m.shape[1:]):
+            return exact(m, rank), 0
+        found, good = warm(m, old, probes)
+        bad = (~good).nonzero()[:, 0]
+        if len(bad):
+            anew = exact(m[bad], rank)
+            for x, y in zip(found, anew, strict=True):
+                x[bad] = y
+        return found, len(bad)
+
+
+def exact(m: Tensor, rank: int) -> Svd:
+    wide = m.shape[1] < m.shape[2]
+    x = (m.mT if wide else m).double()
+    v = torch.linalg.eigh(x.mT @ x).eigenvectors.flip(2)[:, :, :rank]
+    u = x @ v
+    s = torch.linalg.vector_norm(u, dim=1)
+    s = torch.where(s > TINY * s[:, :1], s, 0.0)
+    u = u / torch.where(s > 0, s, torch.inf)[:, None]
+    u, v = (v, u) if wide else (u, v)
+    return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
+
+
+def warm(m: Tensor, old: Tensor, probes: Tensor) -> tuple[Svd, Tensor]:
+    """Subspace iteration from `old` `[L, columns, r]` and a few columns more; also bool `[L]`: was it enough?
+
+    A step is M^T M - shift: half of the smallest singular value kept, squared, taken away from all, sets the kept ones
+    further apart from the rest.
+    """
+    rank, whole, v, step = old.shape[2], energy(m), old, 0
+    while True:
+        block = torch.cat([v, probes], dim=2)
+        ahead = m @ block
+        shift = ahead[:, :, :rank].square().sum(1).amin(1) / 2
+        basis = torch.linalg.qr(m.mT @ ahead - shift[:, None, None] * block).Q
+        q, r = torch.linalg.qr(m @ basis)
+        x, s, yt = torch.linalg.svd(r)
+        u, s, v = q @ x[:, :, :rank], s[:, :rank], basis @ yt.mT[:, :, :rank]
+        step, missed = step + 1, whole - energy(s[:, None])
+        good = residual(m, u, s, v, probes) <= TOLERANCE * missed + FLOOR * whole
+        if bool(good.all()) or step == STEPS:
+            return Svd(u, s, v), good
+
+
+def residual(m: Tensor, u: Tensor, s: Tensor, v: Tensor, probes: Tensor) -> Tensor:
+    """|M^T U - V S|^2 `[L]`, zero for true singular vectors; estimated from a few random mixtures of the columns."""
+    mix = probes[:, : s.shape[1]]
+    apart = m.mT @ (u @ mix) - v @ (s[:, :, None] * mix)
+    return energy(apart) * s.shape[1] / energy(mix)
+
+
+def energy(m: Tensor) -> Tensor:
+    """Squared Frobenius norms `[L]` in float64."""
+    return torch.linalg.vector_norm(m, dim=2).double().square().sum(1)

@@ -1,0 +1,261 @@
+"""Low-rank client models (FedHM): the server cuts its weights into factors of each client's rank, and grows them back.
+
+Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts, and those named.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import MethodError, check_range, nearest
+from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_shapes, factors_of, matrix_of, product
+from sparing.core.factors import sides as sides_of
+from sparing.core.keys import Ctx, hashes, uniforms
+from sparing.core.protocols import Fit, Report
+from sparing.core.svd import PROBES, decomposed, energy, one_thread
+from sparing.core.tree import Layout, Tree, tied_of
+
+FULL = {18: 3, 34: 15, 50: 10}
+"""Leading layers that stay whole, by how many there are: in ResNet-18 the stem and its first block, in ResNet-34 the
+stem and layers 1 and 2, in ResNet-50 the stem and layer 1. Other networks keep their first layer."""
+SHORTCUTS = ("shortcut", "downsample")
+
+
+def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, keep: Sequence[str] = ()) -> Fit:
+    """Client models whose factored layers have rank `ratio` times their outputs; ratio 1 is the model itself."""
+    check_ratios(ratios)
+    thin = [ratio for ratio in ratios if ratio < 1]
+    layers = factored(layout, full, keep) if thin else []
+    ranks = [{name: rank_of(layout.shapes[name], ratio) for name in layers} if ratio < 1 else {} for ratio in ratios]
+    most = ranks[ratios.index(max(thin))] if thin else {}
+    least = ranks[ratios.index(min(thin))] if thin else {}
+
+    def init(model: Tree) -> Tree:
+        return spectra(model, {}, None)[0]
+
+    def learn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tree, Report]:
+        state, fallbacks = spectra(model, state, ctx)
+        return state, quality(model, state, least) | {"fallbacks": float(fallbacks)} if layers else {}
+
+    def spectra(model: Tree, old: Tree, ctx: Ctx | None) -> tuple[Tree, int]:
+        """One decomposition for all ranks; matrices of one shape go together."""
+        groups: dict[tuple[int, ...], list[str]] = {}
+        for name in layers:
+            groups.setdefault((*sides_of(layout.shapes[name]), most[name]), []).append(name)
+        state, fallbacks = {}, 0
+        for (_, columns, rank), names in groups.items():
+            m = torch.cat([matrix_of(model[name]) for name in names])
+            m = m if m.dtype == torch.float64 else m.float()
+            before = torch.cat([old[f"v/{name}"] for name in names]) if old else None
+            found, missed = decomposed(m, rank, before, probes(ctx, names, columns, m))
+            fallbacks += missed
+            for i, name in enumerate(names):
+                state |= {f"{kind}/{name}": x[i : i + 1].clone() for kind, x in found._asdict().items()}
+        return state, fallbacks
+
+    def shrink(state: Tree, model: Tree, size: int) -> Tree:
+        out: Tree = {}
+        for name, x in model.items():
+            if (rank := ranks[size].get(name)) is None:
+                out[name] = x
+                continue
+            u, s, v = (state[f"{kind}/{name}"][..., :rank] for kind in "usv")
+            a, b = factors_of(u, s, v, layout.shapes[name])
+            out |= {part: y.to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
+        return out
+
+    def grow(resized: Tree, size: int) -> tuple[Tree, dict[str, Tensor | None]]:
+        with one_thread():
+            whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
+        return whole, dict.fromkeys(whole)
+
+    return Fit(
+        sizes=by_capacity(ratios),
+        layouts=tuple(resized_layout(layout, rank) for rank in ranks),
+        shrink=shrink,
+        grow=grow,
+        module=lambda model, size: resized_module(model, ranks[size]),
+        init=init,
+        learn=learn,
+    )
+
+
+def rank_of(shape: Shape, ratio: float) -> int:
+    """max(round(ratio m), 1) for m outputs, at most what a matrix of this shape has.
+
+    >>> rank_of((512, 256, 3, 3), 0.25), rank_of((512, 64), 0.5)
+    (128, 64)
+    """
+    return min(max(round(ratio * shape[0]), 1), *sides_of(shape))
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """What the two factors of a weight are called.
+
+    >>> parts_of("conv.weight")
+    ('conv.a', 'conv.b')
+    """
+    layer = name.removesuffix("weight")
+    return f"{layer}a", f"{layer}b"
+
+
+def factored(layout: Layout, full: int | None, keep: Sequence[str]) -> list[str]:
+    """Weights that become two factors; refused if there is none, or one that cannot."""
+    weights = [name for name in layout.shapes if name in layout.kinds]
+    spine = [name for name in weights if not is_shortcut(layout, name)]
+    lead = FULL.get(len(spine), 1) if full is None else full
+    check_range("fedhm.full", lead, 0, float("inf"))
+    whole = {*spine[:lead], *spine[-1:], *named(layout, keep)}
+    found = [name for name in spine if name not in whole]
+    if not found:
+        raise MethodError(
+            f"fedhm finds no layer to factor: of {len(spine)} convolutions and dense layers the first {lead} and the "
+            "last stay whole, and those in fedhm.keep; take a deeper model or lower fedhm.full"
+        )
+    for name in found:
+        kind, shape = layout.kinds[name], layout.shapes[name]
+        layer = name.rpartition(".")[0]
+        if kind.groups > 1:
+            raise cannot(layer, f"it is a convolution in {kind.groups} groups")
+        if kind.name == "conv" and len(shape) != 4:
+            raise cannot(layer, f"it is a convolution over {len(shape) - 2} axes, not 2")
+    return found
+
+
+def cannot(layer: str, why: str) -> MethodError:
+    return MethodError(f"fedhm cannot factor {layer!r}: {why}; keep it whole with fedhm.keep: [{layer}]")
+
+
+def is_shortcut(layout: Layout, name: str) -> bool:
+    one = all(side == 1 for side in layout.shapes[name][2:]) and layout.kinds[name].name == "conv"
+    return one and any(part in SHORTCUTS for part in name.split("."))
+
+
+def named(layout: Layout, keep: Sequence[str]) -> set[str]:
+    """Weights whose path holds one of these as whole components."""
+    found: set[str] = set()
+    for word in keep:
+        hits = {name for name in layout.kinds if f".{word}." in f".{name}."}
+        if not hits:
+            layers = [name.rpartition(".")[0] for name in layout.kinds]
+            raise MethodError(f"fedhm.keep: {word!r} matches no convolution or dense layer; {nearest(word, layers)}")
+        found |= hits
+    return found
+
+
+def check_ratios(ratios: Sequence[float]) -> None:
+    if not ratios or len(set(ratios)) < len(ratios):
+        raise MethodError(f"fedhm.ratios is {list(ratios)}; offer at least one, each once, such as [1, 0.5]")
+    for ratio in ratios:
+        check_range("fedhm.ratios", ratio, 0, 1, open_low=True)
+
+
+def by_capacity(ratios: Sequence[float]) -> Callable[[Ctx], Tensor]:
+    """Each client's size: the largest ratio within the `rank` it declares, else the smallest; undeclared, by its id."""
+
+    def sizes(ctx: Ctx) -> Tensor:
+        declared = (ctx.capacity or {}).get("rank")
+        if declared is None:
+            return ctx.ids % len(ratios)
+        offered = torch.tensor(ratios, dtype=torch.float64, device=declared.device)
+        within = declared.double()[:, None] >= offered - 1e-6
+        return torch.where(within, offered, -offered).argmax(dim=1)
+
+    return sizes
+
+
+def resized_layout(layout: Layout, ranks: dict[str, int]) -> Layout:
+    """Each factored weight gives way to its two factors, in its place."""
+    shapes, dtypes, kinds = {}, {}, {}
+    for name, shape in layout.shapes.items():
+        forms = {name: shape}
+        if name in ranks:
+            forms = dict(zip(parts_of(name), factor_shapes(shape, ranks[name]), strict=True))
+        shapes |= forms
+        dtypes |= dict.fromkeys(forms, layout.dtypes[name])
+        if name in layout.kinds:
+            kinds |= dict.fromkeys(forms, layout.kinds[name])
+    return Layout(shapes, dtypes, layout.buffers, kinds)
+
+
+def resized_module(model: nn.Module, ranks: dict[str, int]) -> nn.Module:
+    """A copy of the network with factored layers, their factors zero; with no rank given, the network itself."""
+    if not ranks:
+        return model
+    refuse_tied(model, ranks)
+    model = copy.deepcopy(model)
+    for name, rank in ranks.items():
+        path = name.rpartition(".")[0]
+        layer = model.get_submodule(path)
+        if isinstance(layer, nn.Conv2d):
+            if layer.padding_mode != "zeros":
+                raise cannot(path, f"it pads with {layer.padding_mode!r}, not with zeros")
+            thin = FactoredConv(layer, rank)
+        else:
+            assert isinstance(layer, nn.Linear)
+            thin = FactoredLinear(layer, rank)
+        owner, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, thin)
+    return model
+
+
+def refuse_tied(model: nn.Module, ranks: dict[str, int]) -> None:
+    for second, first in tied_of(model).items():
+        if first in ranks:
+            raise cannot(first.rpartition(".")[0], f"its weight is also {second!r}")
+
+
+def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Tensor:
+    """Random columns for each matrix, `[L, columns, PROBES]`, the same on every device."""
+    if ctx is None:
+        return like.new_zeros(len(names), columns, PROBES)
+    keys = torch.cat([ctx.common.keys(f"fedhm/{name}") for name in names]).to(like.device)
+    return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
+
+
+def quality(model: Tree, state: Tree, ranks: dict[str, int]) -> Report:
+    """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors."""
+    report: Report = {}
+    missed, whole = 0.0, 0.0
+    for name, rank in ranks.items():
+        s = state[f"s/{name}"][:, None, :rank]
+        size, caught = float(energy(model[name].flatten(2))), float(energy(s))
+        gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
+        report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
+        report[f"factor_norm/{layer}"] = float(s.double().sum()) ** 0.5
+        missed, whole = missed + gap, whole + size
+    return report | {"approximation_error": (missed / whole) ** 0.5 if whole else 0.0}
+
+
+class Cost(NamedTuple):
+    parameters: int
+    multiply_adds: int
+
+
+class Costs(NamedTuple):
+    """A layer as it is, in our two factors, and in the split (m, n kh kw): a whole convolution, then a 1x1 one."""
+
+    plain: Cost
+    ours: Cost
+    other: Cost
+
+
+def costs(shape: Shape, rank: int, seen: tuple[int, int] = (1, 1), made: tuple[int, int] = (1, 1)) -> Costs:
+    """Biases not counted; `seen` and `made` are height and width before and after the layer.
+
+    Ours is the smaller split iff m < n k, for a square kernel of side k.
+
+    >>> costs((64, 64, 3, 3), 16, (8, 8), (8, 8)).ours
+    Cost(parameters=6144, multiply_adds=393216)
+    """
+    m, n, kh, kw = (*shape, 1, 1)[:4]
+    (high, _), places = seen, made[0] * made[1]
+    ours = rank * n * kw * high * made[1] + m * rank * kh * places
+    return Costs(
+        plain=Cost(m * n * kh * kw, m * n * kh * kw * places),
+        ours=Cost(rank * (n * kw + m * kh), ours),
+        other=Cost(rank * (n * kh * kw + m), rank * (n * kh * kw + m) * places),
+    )

@@ -1,0 +1,181 @@
+"""pFedSim as published: after a warm-up of FedAvg, each client gets its own blend of those with heads like its own.
+
+s_ij = max(0, mean over classes of cos(head_i[c], head_j[c])), renewed whenever i and j take part together; blending
+weights are v_ij = -log(1 - s_ij) with s_ij at most 1 - 1e-4 = s_ii, normalised over j with s_ij > 0. Of the head only
+the weight rows are compared, not the bias.
+
+The server keeps each client's latest extractor in its rows and the similarities as sorted pairs i * clients + j with
+their values, both ways round; a client's extractor is built when it is next served. A client whose extractor is not
+there yet gets the server's, the sample-weighted mean of the last cohort's.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import MethodError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts, cleared
+from sparing.core.protocols import Arrival, Blended, Report, Rows, Share, Step
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, column, prefixed, under
+
+TOP = 1 - 1e-4
+"""The largest similarity, and that of a client with itself."""
+
+
+def warm(ctx: Ctx, warmup: float) -> bool:
+    """Whether this is still a round of plain FedAvg."""
+    return ctx.round <= math.floor(warmup * ctx.rounds + 0.5)
+
+
+def heads_up(layout: Layout, home: frozenset[str], warmup: float) -> Share:
+    """After the warm-up only what is compared of the personal layers goes up, as it is, and none of them down.
+
+    A client that the server never met gets the server's, for a start.
+    """
+    check_range("pfedsim.warmup", warmup, 0, 1)
+    whole: Cuts = {name: Cut() for name in layout.shapes}
+    back = {name: cut for name, cut in whole.items() if name not in home or name == compared(layout, home)}
+
+    def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        if warm(ctx, warmup):
+            return whole
+        new_K = torch.zeros_like(ctx.ids[:1], dtype=torch.bool) if ctx.first is None else ctx.first
+        cuts = dict(whole)
+        for name in home:
+            cuts[name] = Cut(column(new_K, model[name]).expand(-1, *layout.shapes[name]))
+        return cuts
+
+    return Share(down, up=lambda got, ctx: whole if warm(ctx, warmup) else back, own=home, values=home)
+
+
+def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: frozenset[str], counts: Report) -> Step:
+    """The server's side. `apart` are tensors it never sees, `counts` what it reports every round."""
+    head = compared(layout, home)
+    classes = layout.shapes[head][0]
+    kept = [n for n in layout.shapes if n not in home | apart and layout.dtypes[n].is_floating_point]
+    grain = 2.0 ** ((52 - math.ceil(math.log2(max(classes, 2)))) // 2)  # products of such numbers add up exactly
+
+    def init(model: Tree, clients: int) -> Tree:
+        where = model[head].device
+        return {
+            "pairs": torch.zeros(0, dtype=torch.int64, device=where),
+            "similarity": torch.zeros(0, device=where),
+            "stored": torch.zeros(clients, dtype=torch.bool, device=where),
+        }
+
+    def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
+        """Every arrival's head, each class of length one, and its extractor."""
+        if head not in arrival.update:
+            raise MethodError(
+                f"pfedsim's published form compares {head!r} of the clients, but another part of the method keeps it "
+                "at home; drop that part, or use mode: seed"
+            )
+        if warm(arrival.ctx, warmup):
+            return {}
+        k = len(arrival.ctx.ids)
+        rows = cleared(arrival.model[head].double() + arrival.update[head], arrival.scope[head])
+        rows = rows.reshape(k * classes, -1)
+        norm = total(rows * rows).sqrt()[:, None]
+        unit = torch.round(rows / torch.where(norm > 0, norm, 1.0) * grain) / grain
+        models = {
+            name: arrival.model[name] + arrival.update[name]
+            if name in arrival.update
+            else arrival.model[name].expand(k, *layout.shapes[name])
+            for name in kept
+        }
+        return {"head": unit.reshape(k, -1)} | prefixed("model", models)
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        if warm(ctx, warmup):
+            share = blended.weight / blended.weight.sum()
+            return blended.update, state, counts | of_weights([share.tolist()])
+        cos = blended.seen["head"] @ blended.seen["head"].T / classes
+        ids, update = blended.ids, dict(blended.update)
+        stored = state["stored"].clone()
+        stored[ids] = True
+        state = met(state, ids, cos, ctx.clients) | {"stored": stored}
+        for name in home & update.keys():
+            update[name] = torch.zeros_like(update[name])
+        weights = [list(row.values()) for row in weights_of(state, ids, ctx.clients)]
+        return update, state, counts | of_pairs(cos) | of_weights(weights)
+
+    def keep(state: Tree, blended: Blended, ctx: Ctx) -> Tree:
+        return under("model", blended.seen)
+
+    def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
+        known_K = state["stored"][ctx.ids]
+        if rows is None or warm(ctx, warmup) or not bool(known_K.any()):
+            return model, {}
+        found = weights_of(state, ctx.ids, ctx.clients)
+        who = sorted({j for row, known in zip(found, known_K.tolist(), strict=True) if known for j in row})
+        place = {j: m for m, j in enumerate(who)}
+        weight = torch.zeros(len(found), len(who), dtype=torch.float64)
+        for k in known_K.nonzero()[:, 0].tolist():
+            weight[k, [place[j] for j in found[k]]] = torch.tensor(list(found[k].values()), dtype=torch.float64)
+        mixed = rows.mix(torch.tensor(who), weight)
+        if not bool(known_K.all()):
+            mixed = {name: torch.where(column(known_K, x), x, model[name]) for name, x in mixed.items()}
+        return model | mixed, {}
+
+    def row(model: Tree) -> Tree:
+        return {name: model[name] for name in kept}
+
+    return Step(apply, init, watch, "pfedsim", serve=serve, row=row, keep=keep)
+
+
+def compared(layout: Layout, home: frozenset[str]) -> str:
+    """The weight whose rows, one a class, say how alike two clients are: the last personal one that has rows."""
+    for name in reversed(layout.params):
+        if name in home and len(layout.shapes[name]) > 1:
+            return name
+    raise MethodError(
+        "pfedsim's published form compares the clients' heads, but no personal layer has a weight with rows; "
+        "make the last dense layer personal, or use mode: seed"
+    )
+
+
+def met(state: Tree, ids: Tensor, cos: Tensor, clients: int) -> Tree:
+    """The similarities after these clients took part together, still sorted; pairs that are not alike are dropped."""
+    other = ~torch.eye(len(ids), dtype=torch.bool, device=ids.device)
+    new = (ids[:, None] * clients + ids)[other]  # sorted, as ids are
+    value = cos.float()[other]
+    old, kept = state["pairs"], state["similarity"]
+    if len(new) and len(old):
+        stays = new[torch.searchsorted(new, old).clamp(max=len(new) - 1)] != old
+        old, kept = old[stays], kept[stays]
+    pairs, similarity = torch.cat([old, new[value > 0]]), torch.cat([kept, value[value > 0]])
+    order = pairs.argsort()
+    return {"pairs": pairs[order], "similarity": similarity[order]}
+
+
+def weights_of(state: Tree, ids: Tensor, clients: int) -> list[dict[int, float]]:
+    """For each of these clients its neighbours, itself among them, and their weights, which add up to one."""
+    start = torch.searchsorted(state["pairs"], ids * clients).tolist()
+    end = torch.searchsorted(state["pairs"], (ids + 1) * clients).tolist()
+    out = []
+    for i, a, b in zip(ids.tolist(), start, end, strict=True):
+        alike = dict(zip((state["pairs"][a:b] % clients).tolist(), state["similarity"][a:b].tolist(), strict=True))
+        value = {j: -math.log(1 - min(s, TOP)) for j, s in (alike | {i: TOP}).items()}
+        whole = math.fsum(value.values())
+        out.append({j: v / whole for j, v in value.items()})
+    return out
+
+
+def of_pairs(cos: Tensor) -> Report:
+    if len(cos) < 2:
+        return {}
+    pairs = cos[tuple(torch.triu_indices(len(cos), len(cos), 1, device=cos.device))]
+    return {"avg_similarity": float(pairs.mean()), "similarity_variance": float(pairs.var(correction=0))}
+
+
+def of_weights(rows: list[list[float]]) -> Report:
+    """Over all rows of weights; the entropy is their mean."""
+    entropy = [math.fsum(-w * math.log(w) for w in row if w > 0) for row in rows]
+    return {
+        "max_weight": max(map(max, rows)),
+        "min_weight": min(map(min, rows)),
+        "weight_entropy": math.fsum(entropy) / len(rows),
+    }

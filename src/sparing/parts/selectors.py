@@ -1,0 +1,239 @@
+"""Which positions a round shares (PSFed): a mask over all d parameters, cut into one per tensor.
+
+random     a fresh draw each round
+fixed      one draw for the whole run
+layers     whole layers, taking turns
+magnitude  the largest weights of the server's model
+gradient   the largest recent updates of it, and some positions at random
+
+The first three follow from seed and round, so both ends rebuild them and they cost no bytes. The others are chosen from
+what only the server knows: their index travels down, and is known on the way up.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, check_range, nearest
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts, intersect
+from sparing.core.protocols import Blended, Report, Share, nothing
+from sparing.core.round import coverage
+from sparing.core.tree import Layout, Tree, column, flat, prefixed, under
+
+DECAY = 0.9  # of a score, for every round that its position is not updated
+JOINS = {"union": torch.logical_or, "intersection": torch.logical_and}
+Count = Callable[[int], int]  # round -> positions to share
+
+
+class Selector(NamedTuple):
+    """A rule that gives the mask of a round."""
+
+    pick: Callable[[Tree, Tree, Ctx], Tensor]  # (state, server's model, ctx) -> bool [K or 1, d]
+    told: bool = False  # chosen from values
+    exact: bool = True  # exactly as many positions as asked for
+    init: Callable[[Tree], Tree] = nothing  # model -> state
+    learn: Callable[[Tree, Blended], Tree] = lambda state, blended: state
+
+
+def random(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    return Selector(lambda state, model, ctx: rows(ctx, per_client).choose("psfed", layout.size, count(ctx.round)))
+
+
+def fixed(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    def pick(state: Tree, model: Tree, ctx: Ctx) -> Tensor:
+        always = rows(ctx, per_client)._replace(round=0)
+        return always.choose("psfed/fixed", layout.size, count(ctx.round))
+
+    return Selector(pick)
+
+
+def layers(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    """Every round goes on from the layer where the last one stopped; with `per_client`, client i began at layer i."""
+    modules = itertools.groupby(layout.params, key=lambda name: name.rpartition(".")[0])
+    size = [sum(math.prod(layout.shapes[name]) for name in names) for _, names in modules]
+
+    def turn(first: int, t: int) -> list[int]:
+        """The layers of round t: those after the last round's, at least one, as near to the count as they come."""
+        at, taken = first, []
+        for s in range(1, t + 1):
+            taken, so_far = [], 0
+            for i in range(len(size) if count(s) else 0):
+                layer = (at + i) % len(size)
+                if taken and abs(so_far + size[layer] - count(s)) >= abs(so_far - count(s)):
+                    break
+                taken.append(layer)
+                so_far += size[layer]
+            at += len(taken)
+        return taken
+
+    def pick(state: Tree, model: Tree, ctx: Ctx) -> Tensor:
+        who = (ctx.ids % max(1, len(size))).tolist() if per_client else [0]
+        chosen = torch.zeros(len(who), len(size), dtype=torch.bool)
+        for k, first in enumerate(who):
+            chosen[k, turn(first, ctx.round)] = True
+        return chosen.repeat_interleave(torch.tensor(size), dim=1).to(ctx.ids.device)
+
+    return Selector(pick, exact=False)
+
+
+def magnitude(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    def pick(state: Tree, model: Tree, ctx: Ctx) -> Tensor:
+        return top(joined(model, layout).abs(), count(ctx.round), ctx)
+
+    return Selector(pick, told=True)
+
+
+def gradient(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    """The score of a position is |its last aggregated update| * 0.9^(rounds since). Before there is any: at random."""
+
+    def pick(state: Tree, model: Tree, ctx: Ctx) -> Tensor:
+        fresh = math.floor(explore * count(ctx.round) + 0.5)
+        best = top(joined(state, layout), count(ctx.round) - fresh, ctx)
+        left = layout.size - count(ctx.round) + fresh
+        more = rows(ctx, per_client).choose("psfed/explore", left, fresh)
+        mask = best.repeat(len(more), 1)
+        mask[~mask] = more.flatten()
+        return mask
+
+    def init(model: Tree) -> Tree:
+        return {name: torch.zeros_like(model[name], dtype=torch.float32) for name in layout.params}
+
+    def learn(state: Tree, blended: Blended) -> Tree:
+        score = {name: x * DECAY for name, x in state.items()}
+        for name in score.keys() & blended.update.keys():
+            size, covered = blended.update[name].abs().float(), blended.covered[name]
+            score[name] = size if covered is None else torch.where(covered, size, score[name])
+        return score
+
+    return Selector(pick, told=True, init=init, learn=learn)
+
+
+SELECTORS = {"random": random, "magnitude": magnitude, "gradient": gradient, "layers": layers, "fixed": fixed}
+
+
+def join(how: str, a: Selector, b: Selector) -> Selector:
+    """Positions that either (union) or both (intersection) select."""
+    return Selector(
+        lambda state, model, ctx: JOINS[how](
+            a.pick(under("a", state), model, ctx), b.pick(under("b", state), model, ctx)
+        ),
+        told=a.told or b.told,
+        exact=False,
+        init=lambda model: prefixed("a", a.init(model)) | prefixed("b", b.init(model)),
+        learn=lambda state, blended: (
+            prefixed("a", a.learn(under("a", state), blended)) | prefixed("b", b.learn(under("b", state), blended))
+        ),
+    )
+
+
+def selector_of(
+    spec: str | dict[str, list[str]], layout: Layout, count: Count, per_client: bool, explore: float
+) -> Selector:
+    """From what a study says: a name, or {union: [random, magnitude]}."""
+    check_range("psfed.explore", explore, 0, 1)
+    how, names = ("", [spec]) if isinstance(spec, str) else next(iter(spec.items()), ("", []))
+    if not isinstance(spec, str) and (len(spec) != 1 or how not in JOINS or len(set(names)) < 2):
+        raise ConfigError(
+            f"psfed.selector is {spec!r}; write a name, or {{union: [a, b]}} or {{intersection: [a, b]}} of two names"
+        )
+    for name in names:
+        if name not in SELECTORS:
+            raise ConfigError(f"psfed.selector: nothing is called {name!r}; {nearest(str(name), SELECTORS)}")
+    if per_client and set(names) == {"magnitude"}:
+        raise ConfigError("psfed.per_client: magnitude selects the same positions for every client; drop per_client")
+    made = [SELECTORS[name](layout, count, per_client, explore) for name in names]
+    return functools.reduce(lambda a, b: join(how, a, b), made)
+
+
+def selected(
+    layout: Layout, select: Selector, count: Count, per_client: bool = False, first: str = "download"
+) -> Share:
+    """The selected part of the parameters, each way, and whole buffers.
+
+    A client the server never met gets the whole model once (`first="download"`), or starts from the common initial
+    model (`first="seed"`). A newcomer that was sent everything cannot tell which part was selected from values, so it
+    returns as many positions of a common random draw.
+    """
+    if first not in ("download", "seed"):
+        raise ConfigError(f"psfed.first is {first!r}; use 'download' (the whole model at first contact) or 'seed'")
+    whole: Cuts = {name: Cut() for name in layout.shapes}
+    last: list[tuple[tuple, list[Tensor], Cuts]] = []
+
+    def drawn(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        """This round's mask. It is asked for many times, so the last one is kept, with what it was chosen from."""
+        source = [*state.values(), *(model[name] for name in layout.params)] if select.told else []
+        key = (ctx.seed, ctx.round, ctx.ids.device, *rows(ctx, per_client).ids.tolist(), *map(id, source))
+        if not last or last[0][0] != key:
+            last[:] = [(key, source, whole | pieces(select.pick(state, model, ctx), layout, select.told))]
+        return last[0][2]
+
+    def newcomers(ctx: Ctx) -> Tensor | None:
+        return ctx.first if first == "download" and ctx.first is not None and bool(ctx.first.any()) else None
+
+    def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
+        cuts, new_K = drawn(state, model, ctx), newcomers(ctx)
+        if new_K is None:
+            return cuts
+        return {
+            name: cut if cut.mask is None else cut._replace(mask=cut.mask | column(new_K, cut.mask))
+            for name, cut in cuts.items()
+        }
+
+    def up(got: Cuts, ctx: Ctx) -> Cuts:
+        if not select.told:
+            return drawn({}, {}, ctx)
+        cuts, new_K = whole | {name: Cut(cut.mask) for name, cut in got.items()}, newcomers(ctx)
+        if new_K is None:
+            return cuts
+        common = ctx.common.choose("psfed/newcomers", layout.size, count(ctx.round))
+        return intersect(cuts, whole | pieces(common | ~new_K[:, None], layout))
+
+    def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
+        if select.exact:
+            size = count(ctx.round)
+        elif not select.told:
+            size = int(select.pick({}, {}, ctx.at(slice(0, 1))).sum())
+        else:
+            size = round(coverage(blended.update, blended.covered, layout) * layout.size)
+        return select.learn(state, blended), {"mask_count": float(size)}
+
+    return Share(down, up, select.init, learn, own=frozenset(layout.params))
+
+
+def rows(ctx: Ctx, per_client: bool) -> Ctx:
+    return ctx if per_client else ctx.common
+
+
+def joined(tree: Tree, layout: Layout) -> Tensor:
+    """All parameters in a row, `[K or 1, d]`."""
+    parts = [flat(tree[name]) for name in layout.params]
+    most = max(len(part) for part in parts)
+    return torch.cat([part.expand(most, -1) for part in parts], dim=1)
+
+
+def pieces(mask: Tensor, layout: Layout, told: bool = False) -> Cuts:
+    """A mask over all parameters, `[K, d]`, cut into one per tensor."""
+    shapes = {name: layout.shapes[name] for name in layout.params}
+    parts = mask.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    return {
+        name: Cut(part.reshape(len(mask), *shape), told)
+        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def top(score: Tensor, k: int, ctx: Ctx) -> Tensor:
+    """The k largest of every row: bool `[K, d]`. Among equals a draw decides, so that none is always passed over."""
+    if k == 0:
+        return torch.zeros_like(score, dtype=torch.bool)
+    cut = score.kthvalue(score.shape[1] - k + 1, dim=1, keepdim=True).values
+    mask = score > cut
+    for row, tied in zip(mask, score == cut, strict=True):
+        equals = tied.nonzero()[:, 0]
+        row[equals] = ctx.common.choose("psfed/ties", len(equals), k - int(row.sum()))[0]
+    return mask

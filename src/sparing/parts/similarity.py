@@ -1,0 +1,139 @@
+"""FedSim's weighing: a client counts by how much its model points the same way as the server's.
+
+omega_k ~ max(cos(theta_k, theta), 0) * n_k^q over the shared parameters, where the client has a vote. A reference of
+norm zero (the last mean update before there is one) has no direction to differ from: the cosine is 1, so omega_k ~
+n_k^q. A client whose own norm is zero is left out.
+"""
+
+import math
+import warnings
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel, Schema, cleared
+from sparing.core.protocols import Arrival, Blended, Codec, Report, View, Weigh
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree
+
+NOTE = "similarity"
+BLOCK = 1 << 22
+"""Entries that are compared at once."""
+
+
+def alike(
+    layout: Layout,
+    home: frozenset[str] = frozenset(),
+    q: float = 1.0,
+    on: str = "weights",
+    softmax: float | None = None,
+    at: str = "server",
+) -> Weigh:
+    """Weights by the cosine of models with the server's, or of updates with last round's mean update."""
+    check_range("q", q, 0, 10)
+    if softmax is not None:
+        check_range("softmax", softmax, 0, math.inf, open_low=True)
+    if on not in ("weights", "updates"):
+        raise ConfigError(f"on is {on!r}; use 'weights' or 'updates'")
+    if at not in ("server", "client"):
+        raise ConfigError(f"at is {at!r}; use 'server' or 'client'")
+    if (on, at) == ("updates", "client"):
+        raise ConfigError("on is 'updates' and at is 'client', which does not know the last mean update; use one")
+    params = [name for name in layout.params if name not in home]
+    counts = sizes(layout, home)
+
+    def init(model: Tree, clients: int) -> Tree:
+        return {name: torch.zeros_like(model[name]) for name in params} if on == "updates" else {}
+
+    def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
+        if at == "client":
+            cos_K = arrival.notes[NOTE].double().clamp(-1, 1)
+        else:
+            start = arrival.model if on == "weights" else {}
+            found = {name: arrival.update[name] for name in params if name in arrival.update}
+            cos_K = cosine(found, start, state or arrival.model, arrival.scope, arrival.ctx.ids)
+        pairs = zip(cos_K.tolist(), arrival.notes["n"].tolist(), strict=True)
+        weights = [factor(cos, softmax) * n**q for cos, n in pairs]  # number by number: vectors round by place
+        return torch.tensor(weights, dtype=torch.float64, device=cos_K.device), {"cos": cos_K}
+
+    def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
+        for i in blended.ids[blended.seen["cos"].isnan()].tolist():
+            warnings.warn(f"round {ctx.round}: client {i} has nothing but zeros to compare; left out", stacklevel=2)
+        if not bool(blended.weight.any()):
+            hint = "raise softmax" if softmax else "lower local.lr" if on == "weights" else "try on: weights"
+            warnings.warn(
+                f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {hint}",
+                stacklevel=2,
+            )
+        state = {name: blended.update[name].to(x.dtype) if name in blended.update else x for name, x in state.items()}
+        cos = [x for x in blended.seen["cos"].tolist() if x == x]
+        return state, counts | spread(cos) | shares(blended.weight.tolist())
+
+    return Weigh(of, most=lambda ctx: math.fsum(n**q for n in ctx.n.tolist()), init=init, learn=learn, name="fedsim")
+
+
+def factor(cos: float, softmax: float | None) -> float:
+    if cos != cos:
+        return 0.0
+    return max(cos, 0.0) if softmax is None else math.exp((cos - 1) / softmax)
+
+
+def told(layout: Layout, home: frozenset[str] = frozenset()) -> Codec:
+    """The client compares its model with what it was sent, and adds the cosine to its notes."""
+    params = [name for name in layout.params if name not in home]
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        after = {name: view.after[name] for name in params if name in parcel.leaves}
+        scope = {name: parcel.leaves[name].scope for name in after}
+        cos_K = cosine(after, {}, view.start, scope, view.ctx.ids)
+        return parcel._replace(notes=parcel.notes | {NOTE: cos_K.float()}), state
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        return expected._replace(notes=expected.notes | {NOTE: 1})
+
+    return Codec(encode, schema=schema, name="fedsim")
+
+
+def cosine(rows: Tree, start: Tree, reference: Tree, scope: dict[str, Tensor | None], ids: Tensor) -> Tensor:
+    """cos(start + rows, reference) in scope, `[K]` float64: 1 if the reference is zero, else NaN for rows that are."""
+    k = len(ids)
+    ab, aa, bb = (torch.zeros(k, dtype=torch.float64, device=ids.device) for _ in range(3))
+    for name, x in rows.items():
+        x, mask, b = x.expand(k, *x.shape[1:]), scope.get(name), reference[name]
+        step = max(1, BLOCK // max(b[0].numel(), 1))
+        for at in (slice(i, i + step) for i in range(0, k, step)):
+            part = mask if mask is None or mask.shape[0] == 1 else mask[at]
+            one = x[at].double() + start[name].double() if name in start else x[at].double()
+            one, other = cleared(one, part), cleared((b if b.shape[0] == 1 else b[at]).double(), part)
+            ab[at] += total(one * other)
+            aa[at] += total(one * one)
+            bb[at] += total(other * other)
+    cos_K = (ab / (aa.sqrt() * bb.sqrt())).clamp(-1, 1)
+    return torch.where(bb == 0, 1.0, cos_K)
+
+
+def sizes(layout: Layout, home: frozenset[str]) -> Report:
+    personal = sum(math.prod(layout.shapes[name]) for name in layout.params if name in home)
+    return {"shared_param_count": float(layout.size - personal), "personal_param_count": float(personal)}
+
+
+def spread(cos: list[float]) -> Report:
+    if not cos:
+        return {}
+    mean = math.fsum(cos) / len(cos)
+    return {"avg_similarity": mean, "similarity_variance": math.fsum((x - mean) ** 2 for x in cos) / len(cos)}
+
+
+def shares(weight: list[float]) -> Report:
+    """Of the normalised weights; all zero where nobody counted."""
+    whole = math.fsum(weight)
+    share = [w / whole if whole else 0.0 for w in weight]
+    entropy = math.fsum(-w * math.log(w) for w in share if w > 0)
+    return {
+        "max_weight": max(share),
+        "min_weight": min(share),
+        "weight_entropy": entropy,
+        "similar_clients": float(sum(w > 0 for w in share)),
+    }

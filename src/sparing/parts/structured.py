@@ -1,0 +1,183 @@
+"""Structured sparsification (FedSCR): whole filters and channels of an update are sent or left out.
+
+With u the update of a convolution, F filters by C channels, block (i, j) is sent where
+
+    sum |u[i, :]| > threshold  and  sum |u[:, j]| > threshold
+
+so F + C bits say which blocks follow. Keeping what was left out is the task of error feedback, around this codec.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, cleared, clients, sent
+from sparing.core.protocols import Blended, Codec, Report, Step, View
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, flat
+
+MODES = ("absolute", "relative", "budget")
+Bar = float | Tensor  # one threshold for all clients, or one each, [K, 1]
+
+
+def structured(
+    layout: Layout, threshold: float, mode: str = "absolute", dense: bool = False, adaptive: bool = False
+) -> Codec:
+    """Thin out convolutions, and with `dense` the rows and columns of dense layers; all else passes whole.
+
+    `relative` divides the sums by the largest of their kind. `budget` takes `threshold` for the share of a layer's
+    entries to send at most. With `adaptive` each client is told its threshold and reports two numbers back.
+    """
+    refuse(threshold, mode, adaptive)
+    names = thinned(layout, dense)
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        bar = view.notes["threshold"].double()[:, None] if adaptive else threshold
+        leaves, notes = dict(parcel.leaves), dict(parcel.notes)
+        here = [name for name in names if name in leaves]
+        for name in here:
+            leaf = leaves[name]
+            filters, channels = chosen(leaf, bar, mode)
+            value = cleared(leaf.value, filters & channels)
+            leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, filters, channels))
+        if adaptive:
+            notes |= reported({name: leaves[name].value for name in here}, view)
+        return Parcel(leaves, notes), state
+
+    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
+        """There is nothing to undo; the receiver counts what did not come, for `watched`."""
+        return parcel._replace(notes=parcel.notes | {"pruned": pruned(parcel, names)})
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        leaves = dict(expected.leaves)
+        for name in names:
+            if name in leaves:
+                f, c, *kernel = leaves[name].shape
+                grains = ((f, 1, *[1] * len(kernel)), (1, c, *[1] * len(kernel)))
+                leaves[name] = leaves[name]._replace(grains=(*leaves[name].grains, *grains))
+        numbers = {"divergence": 1, "significance": 1} if adaptive else {}
+        return expected._replace(leaves=leaves, notes=expected.notes | numbers)
+
+    return Codec(encode, decode, schema, name="fedscr", lossy=True, traits=frozenset({"sparse"}))
+
+
+def refuse(threshold: float, mode: str, adaptive: bool) -> None:
+    if mode not in MODES:
+        raise ConfigError(f"fedscr.threshold_mode is {mode!r}; use one of {', '.join(map(repr, MODES))}")
+    if mode == "budget":
+        check_range("fedscr.threshold, the share to send in budget mode,", threshold, 0, 1, open_low=True)
+        if adaptive:
+            raise ConfigError("fedscr.adaptive moves a threshold, and budget mode has none; use absolute or relative")
+    check_range("fedscr.threshold", threshold, 0, math.inf)
+
+
+def thinned(layout: Layout, dense: bool) -> list[str]:
+    """The weights that have filters and channels, or with `dense` rows and columns."""
+    kinds = ("conv", "linear") if dense else ("conv",)
+    names = [name for name in layout.params if name in layout.kinds and layout.kinds[name].name in kinds]
+    if not names:
+        what, fix = ("convolution or dense", "drop fedscr") if dense else ("convolution", "set dense: true or drop it")
+        raise MethodError(f"fedscr would thin out nothing: the model has no {what} layer; {fix}")
+    return names
+
+
+def chosen(leaf: Leaf, bar: Bar, mode: str) -> tuple[Tensor, Tensor]:
+    """Which filters, bool `[K, F, 1, ...]`, and channels, `[K, 1, C, ...]`, are sent: none of one, none of the other.
+
+    What is not a number passes, so that the server sees it and refuses it, instead of staying hidden in a residual.
+    """
+    u = leaf.value
+    k, f, c = u.shape[:3]
+    block = total(u.abs().reshape(k * f * c, -1)).reshape(k, f, c)
+    filt, chan = total(block.reshape(k * f, c)).reshape(k, f), total(block.mT.reshape(k * c, f)).reshape(k, c)
+    if mode == "relative":
+        filt, chan = ratio(filt, filt.amax(1, keepdim=True)), ratio(chan, chan.amax(1, keepdim=True))
+    if mode == "budget":
+        bar = cut_of(filt, chan, entries(leaf), float(bar))
+    filters, channels = ~(filt <= bar), ~(chan <= bar)
+    some = filters.any(1, keepdim=True) & channels.any(1, keepdim=True)
+    ones = [1] * (u.dim() - 3)
+    return (filters & some).reshape(k, f, 1, *ones), (channels & some).reshape(k, 1, c, *ones)
+
+
+def entries(leaf: Leaf) -> Tensor:
+    """How many entries of every block are shared: float64 `[K or 1, F, C]`."""
+    f, c, *kernel = leaf.value.shape[1:]
+    if leaf.scope is None:
+        return torch.full((1, f, c), float(math.prod(kernel)), dtype=torch.float64, device=leaf.value.device)
+    return flat(leaf.scope.expand(-1, *leaf.value.shape[1:]).flatten(0, 2)).sum(1).double().reshape(-1, f, c)
+
+
+def cut_of(filt: Tensor, chan: Tensor, size: Tensor, share: float) -> Tensor:
+    """The lowest threshold among 0 and the sums themselves that sends at most `share` of the entries, `[K, 1]`.
+
+    Where this would send nothing, the next lower one: the strongest structures, however large. A layer whose
+    structures are all too large for its share would otherwise never be heard of again.
+    """
+    size = size.expand(len(filt), -1, -1)
+    steps = torch.cat([torch.zeros_like(filt[:, :1]), filt, chan], dim=1).sort(dim=1).values
+
+    def sends(bar: Tensor) -> Tensor:
+        """How many entries, `[K, 1]`: whole numbers, so exact in any order."""
+        rows = (~(filt <= bar)).double()[:, None] @ size
+        return (rows @ (~(chan <= bar)).double()[:, :, None])[:, 0]
+
+    most = share * (1 + 2.0**-50) * size.sum((1, 2))[:, None]  # 0.29 * 100 is 29, not less
+    low = torch.zeros_like(most, dtype=torch.int64)
+    high = torch.full_like(low, steps.shape[1] - 1)
+    for _ in range(steps.shape[1].bit_length()):
+        middle = (low + high) // 2
+        fits = sends(steps.gather(1, middle)) <= most
+        low, high = torch.where(fits, low, middle + 1).minimum(high), torch.where(fits, middle, high)
+    bar = steps.gather(1, high)
+    below = torch.where(steps < bar, steps, 0.0).amax(dim=1, keepdim=True)
+    return torch.where(sends(bar) == 0, below, bar)
+
+
+def reported(out: Tree, view: View) -> dict[str, Tensor]:
+    """What a client says of itself: how far it moved, and how much it sends, against the size of its weights."""
+    moved = spent = weight = torch.zeros(len(view.ctx.ids), dtype=torch.float64, device=view.ctx.ids.device)
+    for name, value in out.items():
+        after = view.after[name]
+        size = total(after.abs())
+        moved = moved + ratio(total((after - view.start[name]).abs()), size)
+        spent, weight = spent + total(value.abs()), weight + size
+    return {"divergence": moved.sqrt().float(), "significance": ratio(spent, weight).sqrt().float()}
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """a / b, and a where b is zero."""
+    return a / b.masked_fill(b == 0, 1.0)
+
+
+def pruned(parcel: Parcel, names: list[str]) -> Tensor:
+    """Which share of the shared entries did not come, `[K, L + 1]`: by layer, then of all; NaN where none is shared."""
+    device = next((leaf.value.device for leaf in parcel.leaves.values()), None)
+    counts = torch.zeros(clients(parcel), len(names), 2, dtype=torch.float64, device=device)
+    for i, name in enumerate(names):
+        if name in parcel.leaves:
+            leaf = parcel.leaves[name]
+            counts[:, i, 0], counts[:, i, 1] = count(leaf.scope, leaf.value), count(sent(leaf), leaf.value)
+    counts = torch.cat([counts, counts.sum(1, keepdim=True)], dim=1)
+    return 1 - counts[..., 1] / counts[..., 0]
+
+
+def count(mask: Tensor | None, value: Tensor) -> Tensor | int:
+    """True entries of a mask that broadcasts to the value, `[K or 1]`."""
+    n = value[0].numel()
+    return n if mask is None else flat(mask).sum(1) * (n // mask[0].numel())
+
+
+def watched(layout: Layout, dense: bool) -> Step:
+    """Leaves the update as it is and reports pruned_share, the mean over clients, of all layers and of each."""
+    names = thinned(layout, dense)
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        shares = blended.seen["pruned"].nanmean(dim=0).tolist()
+        labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
+        return blended.update, state, {name: x for name, x in zip(labels, shares, strict=True) if x == x}
+
+    return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr")

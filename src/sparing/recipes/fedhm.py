@@ -1,0 +1,42 @@
+from collections.abc import Sequence
+from typing import Literal
+
+from sparing.core.errors import MethodError, check_range
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import byrank, lowrank
+
+
+@recipe("fedhm", paper="Yao et al. 2021, arXiv:2111.14655")
+def fedhm(
+    ratios: Sequence[float] = (1, 0.5, 0.25, 0.125),
+    full: int | None = None,
+    keep: Sequence[str] = (),
+    weighting: Literal["ratio", "factor", "uniform", "samples"] = "ratio",
+    temperature: float = 1.0,
+    decay: float = 1e-4,
+) -> Recipe:
+    """Clients train low-rank factors of the weights, each of a rank it can afford."""
+    check_range("fedhm.decay", decay, 0, float("inf"))
+    ratios = tuple(ratios)
+
+    def apply(method: Method) -> Method:
+        if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
+            return method
+        if method.fit is not None:
+            raise MethodError("fedhm cannot resize a model that another part resizes already; keep one of them")
+        fit = lowrank.lowrank(method.layout, ratios, full, keep)
+        weigh = method.blend.weigh
+        if weighting != "samples":
+            if weigh.name != "samples":
+                raise MethodError(
+                    f"fedhm and {weigh.name} both say how much a client counts; drop one, or set fedhm.weighting to "
+                    f"samples, which leaves it to {weigh.name}"
+                )
+            weigh = byrank.by_rank(weighting, temperature, ratios, fit.sizes)
+        step = byrank.history(weighting, temperature, ratios, fit.sizes)
+        blend = method.blend._replace(weigh=weigh, steps=(*method.blend.steps, step))
+        phases = tuple(phase._replace(frobenius=decay) for phase in method.local.phases)
+        return method._replace(fit=fit, blend=blend, local=method.local._replace(phases=phases))
+
+    return apply

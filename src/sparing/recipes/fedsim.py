@@ -1,0 +1,22 @@
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import similarity
+
+
+@recipe("fedsim", paper="similarity-weighted averaging")
+def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at: str = "server") -> Recipe:
+    """Weigh each client by the cosine of its model with the server's, and by its samples to the power q."""
+
+    def apply(method: Method) -> Method:
+        return weighed(method, frozenset(), q, on, softmax, at)
+
+    return apply
+
+
+def weighed(method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str) -> Method:
+    if method.blend.weigh.name != "samples":
+        raise MethodError(f"fedsim and {method.blend.weigh.name} both say how much a client counts; drop one of them")
+    weigh = similarity.alike(method.layout, home, q, on, softmax, at)
+    up = (similarity.told(method.layout, home), *method.up) if at == "client" else method.up
+    return method._replace(up=up, blend=method.blend._replace(weigh=weigh))

@@ -1,0 +1,104 @@
+"""Weighted sums of many records of a file: each is read once, while those before it are added up.
+
+Every sum is added up in float32 and in the order asked for, whoever else is asked for, so neither the number of
+threads nor the sizes below can change it. Large amounts are read past the page cache, which they would only flush,
+where the file system lets us.
+"""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import product
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PANEL = 1 << 18
+"""Floats of one record that are read at once: large for a disk, small for memory, which holds many records' panels."""
+BATCH = 256 << 20
+"""Bytes of panels in memory at once; the next so many are read in the meantime."""
+STRIPE = 1 << 15
+"""Floats added at once: the sums that many records go into, a stripe of each, stay in cache."""
+READERS = 4
+DIRECT = 1 << 30
+"""From so many bytes on the page cache is left out."""
+PAGE = 4096
+
+
+def weighted_sums(
+    read: Callable[[int, slice, np.ndarray], np.ndarray], size: int, weight: np.ndarray, threads: int
+) -> Tensor:
+    """`[K, m]` weights of m records of `size` floats -> sums `[K, size]`.
+
+    `read(i, columns, room)` gives some floats of record i; it may put them into `room`, page-aligned memory with two
+    pages to spare. It is called from several threads.
+    """
+    out = torch.from_numpy(shelf(len(weight), 4 * size).view(np.float32))
+    used, room = np.flatnonzero(weight.any(0)), 4 * min(PANEL, size) + 2 * PAGE
+    rows = max(1, BATCH // room)
+    panels = [slice(a, min(a + PANEL, size)) for a in range(0, size, PANEL)]
+    steps = list(product(panels, [used[a : a + rows] for a in range(0, len(used), rows)]))
+    shelves = [shelf(min(rows, len(used)), -(-room // PAGE) * PAGE) for _ in steps[:2]]
+    with ThreadPoolExecutor(READERS) as readers, ThreadPoolExecutor(threads) as adders:
+
+        def begin(number: int) -> list[Future]:
+            columns, part = steps[number]
+            return [readers.submit(read, i, columns, into) for i, into in zip(part, shelves[number % 2], strict=False)]
+
+        coming = begin(0) if steps else []
+        for number, (columns, part) in enumerate(steps):
+            found = [torch.from_numpy(job.result()) for job in coming]
+            coming = begin(number + 1) if number + 1 < len(steps) else []
+            terms = [(k, i, float(weight[k, part[i]])) for i, k in np.argwhere(weight[:, part].T).tolist()]
+            stripes = [slice(a, a + STRIPE) for a in range(0, columns.stop - columns.start, STRIPE)]
+            list(adders.map(partial(add, out[:, columns], found, terms), stripes))
+    return out
+
+
+def add(out: Tensor, rows: list[Tensor], terms: list[tuple[int, int, float]], stripe: slice) -> None:
+    """Some columns of a few records into every sum that uses them; no other thread has these columns."""
+    into, pieces = [x[stripe] for x in out], [x[stripe] for x in rows]
+    for k, i, w in terms:
+        into[k].add_(pieces[i], alpha=w)
+
+
+def shelf(rows: int, stride: int) -> np.ndarray:
+    """Page-aligned zeros for so many records, in large pages where there are any: a disk fills those faster."""
+    area = mmap.mmap(-1, max(1, rows * stride))
+    with suppress(AttributeError, OSError):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(area, np.uint8, rows * stride).reshape(rows, stride)
+
+
+def read_record(fd: int, room: np.ndarray, offset: int, size: int) -> np.ndarray | None:
+    """`size` bytes at `offset`, read as whole pages; None where the file ends early."""
+    skip = offset % PAGE
+    span = room[: -(-(skip + size) // PAGE) * PAGE].data
+    found = 0
+    while found < skip + size:
+        done = os.preadv(fd, [span[found:]], offset - skip + found)
+        if not done:
+            return None
+        found += done
+    return room[skip : skip + size]
+
+
+@contextmanager
+def past_the_cache(fd: int, amount: int) -> Iterator[None]:
+    """Reading whole pages from `fd` leaves the page cache out, where there is much to read and the system lets us."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        if amount >= DIRECT:
+            try:
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
+                os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
+            except OSError:
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        yield
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)

@@ -1,0 +1,52 @@
+"""The library's rounds with training replaced by given moves, so that a reference can make the same ones."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel, pick
+from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
+from sparing.core.tree import cat, expand, take
+
+
+class Round(NamedTuple):
+    ctx: Ctx
+    down: Parcel
+    up: Parcel
+    server: Server  # afterwards
+    report: dict
+
+
+def play(method, model, moves, counts, samples=None, lost=(), losses=None):
+    """One call a round for the whole cohort. `moves[t]` is {client: {name: array}}; the upload of (t, k) in `lost` is.
+
+    Gives (rounds, states): the state of a client, leaves [1, ...], by id.
+    """
+    server = first_server(method, model, len(counts))
+    states, played = {}, []
+    for t, cohort in enumerate(moves):
+        ids = sorted(cohort)
+        n = torch.tensor([counts[k] for k in ids])
+        everyone = samples or sum(counts)
+        ctx = Ctx(7, t + 1, len(moves), torch.tensor(ids), n, len(counts), everyone, len(ids))
+        ctx = ctx._replace(first=~server.seen[ctx.ids])
+
+        def train(start, memory, ctx, t=t, cohort=cohort):
+            who = ctx.ids.tolist()
+            added = {x: torch.tensor(np.stack([cohort[k][x] for k in who]), dtype=torch.float32) for x in start}
+            loss = torch.tensor([losses[t][k] if losses else 0.0 for k in who], dtype=torch.float32)
+            return {x: start[x] + added[x] for x in start}, memory, {"loss": loss}
+
+        state = cat([states.get(k, expand(first_client(method, model), 1)) for k in ids])
+        down = outgoing(method, server, ctx)
+        up, state = client(method, state, down, train, ctx)
+        gone = torch.tensor([(t, k) in lost for k in ids])
+        state = put_back(method, state, up, gone, ctx)
+        fold, here = begin(method, server, ctx), (~gone).nonzero()[:, 0]
+        incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
+        server, report = settle(method, server, fold, ctx)
+        states |= {k: take(state, slice(i, i + 1)) if len(ids) > 1 else state for i, k in enumerate(ids)}
+        played.append(Round(ctx, down, up, server, report))
+    return played, states

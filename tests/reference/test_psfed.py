@@ -1,0 +1,151 @@
+"""The library's rounds of partial sharing against the NumPy ones, in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from reference import psfed as reference
+from sparing.core.compose import compose
+from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
+from sparing.core.tree import Layout, expand, flat, take
+from sparing.engines.stale import Stale
+from sparing.parts.masks import counts
+from sparing.recipes.psfed import psfed
+from support import make_ctx, random_tree
+
+SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}
+LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float64))
+MODEL = {name: x.double() for name, x in random_tree(LAYOUT, 1, seed=3).items()}
+D, CLIENTS, ROUNDS = LAYOUT.size, 6, 6
+SIZES = [35, 21, 40]
+TARGET = np.random.default_rng(1).normal(size=(CLIENTS, D))
+
+
+def one_row(tree, names=LAYOUT.params):
+    return torch.cat([flat(tree[name]) for name in names], dim=1)
+
+
+def training(start, memory, ctx):
+    """A pull towards the client's own optimum, as SGD on a quadratic loss would."""
+    x = one_row(start).expand(len(ctx.ids), -1)
+    after = x + 0.3 * (torch.from_numpy(TARGET)[ctx.ids] - x)
+    parts = after.split([len(flat(torch.zeros(1, *s))[0]) for s in SHAPES.values()], dim=1)
+    tree = {n: part.reshape(-1, *s) for (n, s), part in zip(SHAPES.items(), parts, strict=True)}
+    return tree, memory, {"loss": torch.zeros(len(ctx.ids))}
+
+
+def play(**options):
+    """Rounds of the library: (ctx, server before, models at start, server after, report) of each, cohorts of four."""
+    method = compose(LAYOUT, psfed(**options))
+    server = first_server(method, MODEL, CLIENTS)
+    bank = expand(first_client(method, MODEL), CLIENTS)
+    bank = {name: x.clone() for name, x in bank.items()}
+    for t in range(1, ROUNDS + 1):
+        ids = sorted({(t + i * i) % CLIENTS for i in range(4)})
+        ctx = make_ctx(ids, t=t, clients=CLIENTS)
+        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        seen, stale = [], Stale(method, server.model)
+
+        def watched(start, memory, ctx, seen=seen):
+            seen.append(one_row(start).expand(len(ctx.ids), -1).numpy())
+            return training(start, memory, ctx)
+
+        fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
+        up, state = client(method, take(bank, ctx.ids), down, stale.watching(watched), ctx)
+        for name, x in state.items():
+            bank[name][ctx.ids] = x
+        incoming(method, server, fold, down, up, ctx)
+        before, (server, report) = server, settle(method, server, fold, ctx)
+        yield method, ctx, before, seen[0], server, report | stale.report()
+
+
+def pull(start, k):
+    return start + 0.3 * (TARGET[k] - start)
+
+
+def uniform_masks(method, ctx):
+    """What the library drew, for the selectors that draw."""
+    return one_row({name: cut.mask for name, cut in method.share.up({}, ctx).items()}).expand(len(ctx.ids), -1).numpy()
+
+
+def compare(masks_of, **options):
+    truth = reference.Federation(one_row(MODEL)[0].numpy(), CLIENTS)
+    download = options.get("first") != "seed"
+    checked = 0
+    for method, ctx, _, starts, after, report in play(**options):
+        masks = masks_of(truth, method, ctx)
+        wanted = truth.round(ctx.ids.tolist(), ctx.n.tolist(), masks, pull, download)
+        assert np.allclose(starts, wanted, rtol=0, atol=1e-8)
+        assert np.allclose(one_row(after.model)[0].numpy(), truth.theta, rtol=0, atol=1e-8)
+        assert report["coverage"] == pytest.approx(masks.any(0).mean())
+        assert report["mask_count"] == masks[0].sum()
+        assert report["stale_divergence"] == pytest.approx(reference.divergence(wanted), abs=1e-9)
+        checked += 1
+    assert checked == ROUNDS
+
+
+@pytest.mark.parametrize("first", ["download", "seed"])
+@pytest.mark.parametrize("per_client", [False, True])
+@pytest.mark.parametrize("selector", ["random", "fixed"])
+def test_drawn_masks(selector, per_client, first):
+    compare(
+        lambda truth, method, ctx: uniform_masks(method, ctx),
+        selector=selector,
+        per_client=per_client,
+        first=first,
+        fraction=0.3,
+    )
+
+
+def test_magnitude():
+    def masks_of(truth, method, ctx):
+        return np.tile(reference.largest(np.abs(truth.theta), reference.how_many(0.4, D)), (len(ctx.ids), 1))
+
+    compare(masks_of, selector="magnitude", fraction=0.4, first="seed")
+
+
+def test_gradient_score():
+    """The first round shares everything, so that no two scores are equal."""
+
+    def masks_of(truth, method, ctx):
+        k = D if ctx.round == 1 else reference.how_many(0.4, D)
+        return np.tile(reference.largest(truth.score, k), (len(ctx.ids), 1))
+
+    options = {"start": 1.0, "warmup": 1, "schedule": "step", "explore": 0.0}
+    compare(masks_of, selector="gradient", fraction=0.4, first="seed", **options)
+
+
+@pytest.mark.parametrize("fraction", [0.2, 0.5, 0.8])
+def test_layers_in_turn(fraction):
+    turns = reference.layers_in_turn(SIZES, reference.how_many(fraction, D), ROUNDS)
+
+    def masks_of(truth, method, ctx):
+        mask = np.concatenate([np.full(n, i in turns[ctx.round - 1]) for i, n in enumerate(SIZES)])
+        return np.tile(mask, (len(ctx.ids), 1))
+
+    compare(masks_of, selector="layers", fraction=fraction)
+
+
+def test_full_sync_every_third_round():
+    def masks_of(truth, method, ctx):
+        return np.ones((len(ctx.ids), D), bool) if ctx.round % 3 == 0 else uniform_masks(method, ctx)
+
+    compare(masks_of, fraction=0.3, sync=3)
+
+
+@pytest.mark.parametrize("how", ["union", "intersection"])
+def test_a_drawn_mask_joined_with_magnitude(how):
+    def masks_of(truth, method, ctx):
+        drawn = uniform_masks(compose(LAYOUT, psfed(fraction=0.4)), ctx)
+        top = reference.largest(np.abs(truth.theta), reference.how_many(0.4, D))
+        return drawn | top if how == "union" else drawn & top
+
+    compare(masks_of, selector={how: ["random", "magnitude"]}, fraction=0.4, first="seed")
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "step"])
+@pytest.mark.parametrize(("start", "p"), [(0.1, 0.5), (1.0, 0.25), (0.0, 1.0)])
+def test_schedules(schedule, start, p):
+    count = counts(10_007, p, start, 7, schedule)
+    for t in range(1, 12):
+        assert count(t) == reference.how_many(reference.fraction(t, p, start, 7, schedule), 10_007)
