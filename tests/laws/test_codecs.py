@@ -9,7 +9,7 @@ from sparing.core.codec import chain, feedback
 from sparing.core.parcel import Cut, Parcel, Schema, row, spec_of
 from sparing.core.tree import expand, take
 from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts import quant, sparse
+from sparing.parts import dgc, ef21, powersgd, quant, rotate, sparse
 from support import make_ctx, small_layout, update_parcel, view_of
 
 LAYOUT = small_layout()
@@ -31,7 +31,22 @@ CODECS = {
     "randk+topk+fp16": lambda: chain(
         sparse.randk(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.3), quant.half(LAYOUT, torch.float16)
     ),
+    "qsgd": lambda: quant.qsgd(LAYOUT, 127),
+    "qsgd buckets": lambda: quant.qsgd(LAYOUT, 5, bucket=7),
+    "ternary": lambda: quant.ternary(LAYOUT),
+    "sign": lambda: quant.sign(LAYOUT),
+    "topk+sign": lambda: chain(sparse.topk(LAYOUT, 0.2), quant.sign(LAYOUT)),
+    "sign+topk": lambda: chain(quant.sign(LAYOUT), sparse.topk(LAYOUT, 0.2)),
+    "randk+qsgd": lambda: chain(sparse.randk(LAYOUT, 0.4), quant.qsgd(LAYOUT, 9)),
+    "eden": lambda: rotate.eden(LAYOUT),
+    "eden least": lambda: rotate.eden(LAYOUT, unbiased=False),
+    "eden 3 bits": lambda: rotate.eden(LAYOUT, bits=3),
+    "dgc": lambda: dgc.dgc(LAYOUT, FLOATS, lambda t: sparse.topk(LAYOUT, 0.2), clip=1.0),
+    "powersgd": lambda: powersgd.powersgd(LAYOUT, 2),
+    "ef21": lambda: ef21.ef21(LAYOUT, FLOATS, sparse.topk(LAYOUT, 0.2)),
 }
+WHOLE = {"powersgd", "ef21"}  # no part of a tensor alone
+KINDS = ["whole", "shared", "per client"]
 
 
 def scoped(k, seed, kind):
@@ -61,23 +76,28 @@ def equal(a: Parcel, b: Parcel):
 
 
 everything = pytest.mark.parametrize("name", CODECS)
-masks = pytest.mark.parametrize("kind", ["whole", "shared", "per client"])
+everywhere = pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in CODECS for kind in KINDS if kind == "whole" or name not in WHOLE]
+)
 
 
-@everything
-@masks
+@everywhere
 def test_every_row_is_encoded_as_if_alone(name, kind):
     codec, ctx = CODECS[name](), make_ctx([2, 5, 9])
     parcel = update_parcel(LAYOUT, 3, scope=scoped(3, 1, kind))
     state = expand(codec.init(LAYOUT), 3)
-    out, _ = codec.encode(parcel, state, view_of(ctx))
-    for k in range(3):
-        alone, _ = codec.encode(row(parcel, k), take(state, slice(k, k + 1)), view_of(ctx.at(slice(k, k + 1))))
-        equal(row(out, k), alone)
+    for t in range(2):  # the second time with a memory
+        ctx = ctx._replace(round=t)
+        out, after = codec.encode(parcel, state, view_of(ctx))
+        for k in range(3):
+            one = slice(k, k + 1)
+            alone, memory = codec.encode(row(parcel, k), take(state, one), view_of(ctx.at(one)))
+            equal(row(out, k), alone)
+            assert all(torch.equal(x, after[name][one]) for name, x in memory.items())
+        state = after
 
 
-@everything
-@masks
+@everywhere
 def test_the_receiver_builds_the_schema_itself_and_decodes_what_was_sent(name, kind):
     codec, ctx = CODECS[name](), make_ctx([2, 5, 9])
     scope = scoped(3, 2, kind)
@@ -125,8 +145,7 @@ def test_lossless_chains_are_the_identity_bit_for_bit():
 EXACT = {"topk", "topk model", "topk quantile", "randk", "topk+randk"}
 
 
-@everything
-@masks
+@everywhere
 def test_feedback_conserves(name, kind):
     """decoded + residual = update + old residual, over several rounds with changing masks."""
     codec = feedback(CODECS[name]())

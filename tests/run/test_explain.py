@@ -77,6 +77,29 @@ def test_psfed_on_resnet50(fraction, megabytes):
     assert f"{size['down']['bytes'] / 1e6:.1f}" == f"{size['up']['bytes'] / 1e6:.1f}" == megabytes
 
 
+@pytest.mark.parametrize(
+    ("model", "classes", "factors", "millions"),
+    [
+        ("resnet34", 100, (1, 2, 4, 8, 12), ("21.328", "8.401", "4.985", "3.277", "2.708")),
+        ("resnet18", 10, (1, 2, 4, 8), ("11.174", "4.158", "2.210", "1.236")),
+    ],
+)
+def test_fedhm_on_resnets(model, classes, factors, millions):
+    ratios = ", ".join(str(1 / factor) for factor in factors)
+    call = ["explain", f"[{{fedhm: {{ratios: [{ratios}]}}}}]", "--model", model, "--classes", str(classes), "--json"]
+    found = json.loads(CliRunner().invoke(app, call).output)
+    assert tuple(f"{size['parameters'] / 1e6:.3f}" for size in found["sizes"]) == millions
+    costs = [size["multiply_adds"] for size in found["sizes"]]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_head_that_goes_up_only_is_said():
+    e = explain([{"pfedsim": {"mode": "published"}}], "cnn", *DIGITS)
+    assert e.values == e.own == ["head"]
+    assert e.sizes[0].up.parameters > e.sizes[0].down.parameters
+    assert e.row_bytes > 0
+
+
 def test_the_page_a_person_reads():
     out = CliRunner().invoke(app, ["explain", "psfed+topk+int8+memory"]).output
     for words in ("goes down", "goes up", "stays home", "a client keeps", "the server keeps", "multiply-adds", "≤"):

@@ -57,7 +57,7 @@ def test_the_example_runs(capsys):
     assert "kB up" in sparse
 
 
-PAGES = sorted(path.relative_to(ROOT) for path in (ROOT / "docs" / "methods").glob("*.md"))
+PAGES = sorted(p.relative_to(ROOT) for name in ("methods", "kin") for p in (ROOT / "docs" / name).glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

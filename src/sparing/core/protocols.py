@@ -146,6 +146,7 @@ class Fit(NamedTuple):
     shrink: Callable[[Tree, Tree, int], Tree]  # (state, full model, size) -> model of that size
     grow: Callable[[Tree, int], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
     module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
+    names: tuple[str, ...] = ()  # what to call each size
     init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
     learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
 

@@ -78,6 +78,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         shrink=shrink,
         grow=grow,
         module=lambda model, size: resized_module(model, ranks[size]),
+        names=tuple(f"ratio {ratio:g}" for ratio in ratios),
         init=init,
         learn=learn,
     )

@@ -1,12 +1,20 @@
-"""Quantisers: values as few-bit codes times one scale per tensor and client, or as half floats."""
+"""Quantisers: values as few-bit codes times a scale per tensor and client, or as half floats."""
+
+import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from sparing.core.errors import check_range
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Parcel, Schema
+from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
 from sparing.core.protocols import Codec, View
-from sparing.core.tree import Layout, Tree, column, flat
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, flat
+
+Write = Callable[[str, Leaf, Tensor, Ctx], tuple[Tensor, Tensor]]
+"""(name, leaf, its values `[K, n]`, ctx) -> codes `[K, n]` and scales `[K, s]`, so that code * scale is the value."""
 
 
 def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
@@ -16,24 +24,111 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
     """
     check_range("bits", bits, 2, 8)
     top = 2 ** (bits - 1) - 1
+    return coded(layout, steps(top, peak, stochastic), bits, f"int{bits}")
+
+
+def qsgd(layout: Layout, levels: int, bucket: int | None = None) -> Codec:
+    """QSGD: codes in [-s, s], s levels, times |v|_2 / s, rounded at random so that the mean over draws is v.
+
+    E|Q(v) - v|^2 <= min(d / s^2, sqrt(d) / s) |v|^2 for every `bucket` of d values with a norm of its own, by default
+    the whole tensor.
+    """
+    check_range("qsgd.levels", levels, 1, 127)
+    if bucket is not None:
+        check_range("qsgd.bucket", bucket, 1, math.inf)
+    d = max((min(n, bucket or n) for n in map(math.prod, layout.shapes.values())), default=0)
+    noisy = {"noisy"} if min(d / levels**2, math.sqrt(d) / levels) >= 1 else set()
+    write = steps(levels, norm, stochastic=True, bucket=bucket)
+    return coded(layout, write, levels.bit_length() + 1, "qsgd", bucket, frozenset(noisy))
+
+
+def ternary(layout: Layout) -> Codec:
+    """TernGrad: -1, 0 or 1 times max|v|, drawn so that the mean over draws is v."""
+    return coded(layout, steps(1, peak, stochastic=True), 2, "ternary", traits=frozenset({"noisy"}))
+
+
+def sign(layout: Layout) -> Codec:
+    """-1 or 1 times the mean of |v| over what is sent: |v - C(v)|^2 = (1 - |v|_1^2 / (d |v|_2^2)) |v|^2.
+
+    One bit has no room for zero: a zero among the values takes a sign at random, so that on average it stays one.
+    """
+
+    def write(name: str, leaf: Leaf, rows: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        mask = sent(leaf)
+        here = None if mask is None else flat(mask.expand_as(leaf.value))
+        count = rows.shape[1] if here is None else here.sum(dim=1).clamp(min=1)
+        scale = (total(rows.abs()) / torch.as_tensor(count, device=rows.device).clamp(min=1)).float()
+        codes = torch.where(rows < 0, -1.0, 1.0)
+        zero = rows == 0
+        if bool((zero if here is None else zero & here).any()):
+            coin = ctx.uniform(f"coin/{name}", rows.shape[1]) < 0.5
+            codes = torch.where(zero & coin, -1.0, codes)
+        return cleared(codes, here), scale[:, None]
+
+    return coded(layout, write, 1, "sign")
+
+
+def steps(
+    levels: int, size_of: Callable[[Tensor], Tensor], stochastic: bool = False, bucket: int | None = None
+) -> Write:
+    """Equal steps of `size_of(values)` / levels."""
+
+    def write(name: str, leaf: Leaf, rows: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        n = rows.shape[1]
+        parts = bucketed(rows, bucket)
+        scale = size_of(parts) * (1 / levels)  # a product: GPUs divide by a constant their own way
+        codes = (parts / torch.where(scale > 0, scale, 1.0)[:, :, None]).flatten(1)[:, :n]
+        if stochastic:
+            codes = torch.floor(codes + ctx.uniform(f"round/{name}", n))
+            codes = torch.where(rows == 0, 0.0, codes)
+        else:
+            codes = torch.round(codes)
+        return codes.clamp_(-levels, levels), scale
+
+    return write
+
+
+def peak(parts: Tensor) -> Tensor:
+    """max|v| of every bucket, `[K, b, m]` -> `[K, b]`."""
+    return parts.abs().amax(dim=2)
+
+
+def norm(parts: Tensor) -> Tensor:
+    """|v|_2 of every bucket."""
+    k, b, m = parts.shape
+    return total(parts.double().square().reshape(k * b, m)).sqrt().float().reshape(k, b)
+
+
+def bucketed(rows: Tensor, bucket: int | None) -> Tensor:
+    """`[K, n]` -> `[K, b, m]`: buckets of m values, the last one filled up with zeros; at least one bucket."""
+    n = rows.shape[1]
+    m = bucket or max(n, 1)
+    short = buckets(n, bucket) * m - n
+    return (torch.nn.functional.pad(rows, (0, short)) if short else rows).reshape(rows.shape[0], -1, m)
+
+
+def buckets(n: int, bucket: int | None) -> int:
+    return max(1, -(-n // bucket)) if bucket else 1
+
+
+def coded(
+    layout: Layout,
+    write: Write,
+    bits: int,
+    name: str,
+    bucket: int | None = None,
+    traits: frozenset[str] = frozenset(),
+) -> Codec:
+    """Float parameters as int8 codes of `bits` bits and one scale per bucket."""
     params = float_params(layout)
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)
         for name in leaves.keys() & params:
             leaf = leaves[name]
-            value = leaf.value.float()
-            rows = flat(value)
-            peak = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(rows.shape[0])
-            scale = (peak * (1 / top))[:, None]  # a product: GPUs divide by a constant their own way
-            steps = rows / torch.where(scale > 0, scale, 1.0)
-            if stochastic:
-                codes = torch.floor(steps + view.ctx.uniform(f"round/{name}", rows.shape[1]))
-                codes = torch.where(rows == 0, 0.0, codes)
-            else:
-                codes = torch.round(steps)
-            codes = codes.clamp_(-top, top).to(torch.int8).reshape(value.shape)
-            leaves[name] = leaf._replace(value=codes, scale=scale, bits=bits)
+            codes, scale = write(name, leaf, flat(leaf.value.float()), view.ctx)
+            value = codes.to(torch.int8).reshape(len(codes), *leaf.value.shape[1:])
+            leaves[name] = leaf._replace(value=value, scale=scale, bits=bits)
         return Parcel(leaves, parcel.notes), state
 
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
@@ -41,18 +136,22 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
         for name in leaves.keys() & params:
             leaf = leaves[name]
             assert leaf.scale is not None
-            value = (leaf.value.float() * column(leaf.scale, leaf.value)).to(layout.dtypes[name])
+            rows = flat(leaf.value.float())
+            value = (bucketed(rows, bucket) * leaf.scale[:, :, None]).flatten(1)[:, : rows.shape[1]]
+            value = value.reshape(leaf.value.shape).to(layout.dtypes[name])
             leaves[name] = leaf._replace(value=value, scale=None, bits=32)
         return Parcel(leaves, parcel.notes)
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = {
-            name: spec._replace(dtype=torch.int8, scales=1) if name in params else spec
+            name: spec._replace(dtype=torch.int8, scales=buckets(math.prod(spec.shape), bucket))
+            if name in params
+            else spec
             for name, spec in expected.leaves.items()
         }
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name=f"int{bits}", lossy=True, traits=frozenset({"codes"}))
+    return Codec(encode, decode, schema, name=name, lossy=True, traits=traits | {"codes"})
 
 
 def half(layout: Layout, dtype: torch.dtype) -> Codec:

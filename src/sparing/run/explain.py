@@ -70,6 +70,7 @@ class Explanation(NamedTuple):
     layers: list[str]
     private: list[str]  # layers that never leave the client
     own: list[str]  # layers of which clients keep a copy although they travel
+    values: list[str]  # layers that go up as they are, for the server to compare
     client_bytes: dict[str, int]  # what a client remembers between rounds
     server_bytes: dict[str, int]
     row_bytes: int  # what the server keeps of each client
@@ -98,6 +99,7 @@ def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[i
         layers=layers(frozenset(layout.shapes), layout),
         private=layers(whole.share.private, layout),
         own=layers(whole.share.own - whole.share.private, layout),
+        values=layers(whole.share.values, layout),
         client_bytes=grouped(first_client(whole, initial)),
         server_bytes=server_bytes(whole, server),
         row_bytes=bytes_of(row),
@@ -136,7 +138,10 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
     ctx, theirs, name = context(who, ROUNDS, first=False), net, "all"
     if method.fit is not None:
         number = int(method.fit.sizes(ctx)[0])
-        theirs, name = method.fit.module(net, number), f"size {number}"
+        theirs, name = (
+            method.fit.module(net, number),
+            (method.fit.names or [f"size {i}" for i in range(len(method.fit.layouts))])[number],
+        )
     seen = sized(method, ctx)
     down = outgoing(method, server, ctx)
     up, _ = client(method, first_client(method, initial), down, loud_training, ctx)

@@ -66,7 +66,9 @@ def home(e: Explanation) -> str:
     said = []
     if e.private:
         said.append(f"{named(e.private, e.layers)} never leave{'s' if len(e.private) == 1 else ''} the client")
-    if e.own:
+    if e.values:
+        said.append(f"{named(e.values, e.layers)} stays the client's own, but goes up for the server to compare")
+    if e.own and e.own != e.values:
         said.append(f"clients keep their own copy of {named(e.own, e.layers)} and overwrite what comes")
     return "; ".join(said) or "nothing but the data"
 

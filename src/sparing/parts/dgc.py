@@ -1,0 +1,99 @@
+"""Deep gradient compression: momentum before the sparsifier instead of after it.
+
+With G a client's update, U its momentum and V what it has not sent yet,
+
+    U <- m U + G,  V <- V + U,  send the largest entries of V,  U and V <- 0 where sent
+
+G is scaled down first where its norm over all tensors is above clip / sqrt(clients in the round).
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
+from sparing.core.protocols import Codec, View
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, column, prefixed, under
+
+
+def ramp(ratio: float, warmup: int) -> Callable[[int], float]:
+    """The share sent in round t: falls by equal factors from 1 before the first round to `ratio` after `warmup`.
+
+    >>> [round(ramp(0.001, 4)(t), 4) for t in (1, 2, 3, 4, 5, 6)]
+    [0.2512, 0.0631, 0.0158, 0.004, 0.001, 0.001]
+    """
+    check_range("dgc.ratio", ratio, 0, 1, open_low=True)
+    if warmup < 0:
+        raise ConfigError(f"dgc.warmup is {warmup}; it must be 0 or more rounds")
+    return lambda t: ratio if t > warmup else ratio ** (t / (warmup + 1))
+
+
+def dgc(
+    layout: Layout, names: list[str], thin: Callable[[int], Codec], momentum: float = 0.9, clip: float | None = None
+) -> Codec:
+    """Around the sparsifier `thin(round)`, which remembers nothing."""
+    check_range("dgc.momentum", momentum, 0, 1)
+    if clip is not None:
+        check_range("dgc.clip", clip, 0, math.inf, open_low=True)
+
+    def init(_: Layout) -> Tree:
+        zeros = {name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in names}
+        return prefixed("velocity", zeros) | prefixed("unsent", zeros)
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        velocity, unsent, leaves = under("velocity", state), under("unsent", state), dict(parcel.leaves)
+        here = [name for name in names if name in leaves]
+        scale_K = clipped([leaves[name] for name in here], clip, view.ctx)
+        for name in here:
+            leaf = leaves[name]
+            g = leaf.value if scale_K is None else leaf.value * column(scale_K, leaf.value).to(leaf.value.dtype)
+            velocity[name] = inside(leaf, momentum * velocity[name] + g, velocity[name])
+            unsent[name] = inside(leaf, unsent[name] + velocity[name], unsent[name])
+            leaves[name] = leaf._replace(value=cleared(unsent[name], leaf.scope))
+        out, _ = thin(view.ctx.round).encode(Parcel(leaves, parcel.notes), {}, view)
+        for name in here:
+            gone = sent(out.leaves[name])
+            velocity[name], unsent[name] = left(velocity[name], gone), left(unsent[name], gone)
+        return out, prefixed("velocity", velocity) | prefixed("unsent", unsent)
+
+    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
+        return thin(ctx.round).decode(parcel, ctx)
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        return thin(ctx.round).schema(expected, ctx)
+
+    def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
+        """What was sent waits again; the momentum it had is gone."""
+        decoded, state = decode(parcel, ctx), dict(state)
+        for name in names:
+            if name in decoded.leaves:
+                state[f"unsent/{name}"] = state[f"unsent/{name}"] + decoded.leaves[name].value
+        return state
+
+    traits = frozenset({"sparse", "remembers"}) | thin(1).traits
+    return Codec(encode, decode, schema, init, lost, "dgc", True, traits)
+
+
+def clipped(leaves: list[Leaf], clip: float | None, ctx: Ctx) -> Tensor | None:
+    """By how much each client's update is scaled down, `[K]`."""
+    if clip is None or not leaves:
+        return None
+    square_K = torch.stack([total(leaf.value.double().square()) for leaf in leaves])
+    limit = clip / math.sqrt(ctx.cohort)
+    norm_K = total(square_K.T).sqrt()
+    return torch.where(norm_K > limit, limit / norm_K.clamp(min=limit), 1.0)
+
+
+def left(x: Tensor, gone: Tensor | None) -> Tensor:
+    """Zero where something was sent; None: everywhere."""
+    return torch.zeros_like(x) if gone is None else cleared(x, ~gone)
+
+
+def inside(leaf: Leaf, new: Tensor, old: Tensor) -> Tensor:
+    """What is outside the scope of a round waits."""
+    return new if leaf.scope is None else torch.where(leaf.scope, new, old)

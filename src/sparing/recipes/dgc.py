@@ -1,0 +1,20 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import dgc as parts
+from sparing.parts import sparse
+
+
+@recipe("dgc", paper="Lin et al. 2018, arXiv:1712.01887")
+def dgc(
+    ratio: float = 0.01, momentum: float = 0.9, clip: float | None = None, warmup: int = 0, over: str = "layer"
+) -> Recipe:
+    """Send the largest entries of what each client has not sent yet, with momentum before the choice."""
+    share = parts.ramp(ratio, warmup)
+
+    def apply(method: Method) -> Method:
+        layout, home = method.layout, method.share.private | method.share.values
+        names = [n for n in layout.params if layout.dtypes[n].is_floating_point and n not in home]
+        codec = parts.dgc(layout, names, lambda t: sparse.topk(layout, share(t), over=over), momentum, clip)
+        return method._replace(up=(*method.up, codec))
+
+    return apply

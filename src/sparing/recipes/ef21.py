@@ -1,0 +1,22 @@
+from sparing.core.codec import chain
+from sparing.core.errors import ConfigError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import ef21 as parts
+from sparing.parts import sparse
+
+
+@recipe("ef21", paper="Richtarik et al. 2021, arXiv:2106.05203; Fatkhullin et al. 2021, arXiv:2110.03294")
+def ef21(ratio: float | None = None) -> Recipe:
+    """Send only corrections to an estimate of each client's update that both ends keep, through what stands before."""
+
+    def apply(method: Method) -> Method:
+        if method.up and ratio is not None:
+            raise ConfigError(f"ef21.ratio is {ratio}, but ef21 uses {method.up[-1].name!r} before it; drop one")
+        layout, home = method.layout, method.share.private | method.share.values
+        names = [n for n in layout.params if layout.dtypes[n].is_floating_point and n not in home]
+        codec = chain(*method.up) if method.up else sparse.topk(layout, 0.1 if ratio is None else ratio)
+        steps = (*method.blend.steps, parts.estimated(names))
+        return method._replace(up=(parts.ef21(layout, names, codec),), blend=method.blend._replace(steps=steps))
+
+    return apply

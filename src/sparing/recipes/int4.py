@@ -1,0 +1,13 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import quant
+
+
+@recipe("int4", paper="linear 4-bit quantisation")
+def int4(stochastic: bool = False) -> Recipe:
+    """Send each value as 4 bits and one scale per layer."""
+
+    def apply(method: Method) -> Method:
+        return method._replace(up=(*method.up, quant.uniform(method.layout, 4, stochastic)))
+
+    return apply

@@ -1,0 +1,29 @@
+from sparing.core.compose import narrow
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Method, Phase, Recipe
+from sparing.core.registry import recipe
+from sparing.core.tree import Tree
+from sparing.parts import prune as parts
+
+
+@recipe("prune", paper="magnitude pruning, Han et al. 2015, arXiv:1506.02626, before the first round")
+def prune(keep: float = 0.5, over: str = "layer") -> Recipe:
+    """Set the smallest weights of the initial model to zero for good: they are neither trained nor sent."""
+
+    def apply(method: Method) -> Method:
+        if method.fit is not None:
+            raise MethodError("prune cannot go with models of several sizes: resizing fills pruned weights; drop one")
+        part, before = parts.pruned(method.layout, keep, over), method.extra
+
+        def held(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
+            return tuple(phase._replace(holds=phase.holds | part.names) for phase in phases)
+
+        local = method.local._replace(phases=held(method.local.phases), second=held(method.local.second))
+
+        def extra(model: Tree) -> Tree:
+            first = part.first(model)
+            return before(model | first) | first
+
+        return method._replace(share=narrow(method.share, part.share), local=local, extra=extra)
+
+    return apply

@@ -1,0 +1,13 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import quant
+
+
+@recipe("qsgd", paper="Alistarh et al. 2017, arXiv:1610.02132")
+def qsgd(levels: int = 127, bucket: int | None = None) -> Recipe:
+    """Send each value as a level of its layer's norm, rounded at random and right on average."""
+
+    def apply(method: Method) -> Method:
+        return method._replace(up=(*method.up, quant.qsgd(method.layout, levels, bucket)))
+
+    return apply

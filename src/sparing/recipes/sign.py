@@ -1,0 +1,13 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import quant
+
+
+@recipe("sign", paper="Bernstein et al. 2018, arXiv:1802.04434; Karimireddy et al. 2019, arXiv:1901.09847")
+def sign(memory: bool = False) -> Recipe:
+    """Send only signs, one bit each, and the mean magnitude of each layer."""
+
+    def apply(method: Method) -> Method:
+        return method._replace(up=(*method.up, quant.sign(method.layout)), memory=method.memory or memory)
+
+    return apply

@@ -1,0 +1,13 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import quant
+
+
+@recipe("ternary", paper="TernGrad, Wen et al. 2017, arXiv:1705.07878")
+def ternary() -> Recipe:
+    """Send each value as -1, 0 or 1 times its layer's largest, drawn so as to be right on average."""
+
+    def apply(method: Method) -> Method:
+        return method._replace(up=(*method.up, quant.ternary(method.layout)))
+
+    return apply
