@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test lint bench setup clean
+.PHONY: demo test lint bench bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -22,6 +22,13 @@ bench: $(STAMP)                 ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/kill.py --bank memory
 	$(BIN)/python benchmarks/kill.py --bank file --seed 1
 	$(BIN)/python benchmarks/fuzz_wire.py --count 100000
+	$(BIN)/python benchmarks/decompose.py
+
+bench-methods: $(STAMP)         ## docs/results.md: hours on 2 cores; the data must be where `sparing data` finds it
+	$(BIN)/python benchmarks/methods.py writers
+	$(BIN)/python benchmarks/methods.py fashion
+	$(BIN)/python benchmarks/methods.py cifar100 --device auto
+	$(BIN)/python benchmarks/fedscr.py
 
 setup: $(STAMP)
 
