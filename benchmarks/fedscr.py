@@ -3,7 +3,7 @@
 ResNet-18 (GroupNorm), IID, 5 clients a round, beside FedAvg and gradient dropping (what lies below the layer's quantile
 is kept back and added to the next update). Results are kept in a file, so a run that was stopped goes on.
 
-    python benchmarks/fedscr.py [--data fashion-mnist] [--clients 500] [--rounds 15] [--seeds 0] [--jobs 2]
+    python benchmarks/fedscr.py [--data digits] [--clients 20] [--rounds 30] [--seeds 0] [--jobs 2]
                                 [--device cpu] [--results FILE] [--table]
 """
 
@@ -34,7 +34,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         METHODS[job["method"]],
         rounds=job["rounds"],
         sample=5,
-        local={"lr": 0.05, "epochs": 1, "batch": 20},
+        local={"lr": 0.05, "epochs": 1, "batch": 10},
         seed=job["seed"],
         device=job["device"],
         plan={"path": "loop", "threads": 1},
@@ -76,9 +76,9 @@ def table(done: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--data", default="fashion-mnist")
-    options.add_argument("--clients", type=int, default=500)
-    options.add_argument("--rounds", type=int, default=15)
+    options.add_argument("--data", default="digits")
+    options.add_argument("--clients", type=int, default=20)
+    options.add_argument("--rounds", type=int, default=30)
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--device", default="cpu")

@@ -165,7 +165,8 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
         ]
         for name in ("global", "personal", "after", "worst"):
             values = [100 * r[name] for r in runs]
-            cells.append(f"{statistics.mean(values):.1f} ± {statistics.pstdev(values):.1f}")
+            spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else " (one seed)"
+            cells.append(f"{statistics.mean(values):.1f}{spread}")
         cells += [f"{statistics.mean(r[name] for r in runs):.2f}" for name in ("up", "down")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ Each is a few lines; the decorator gives it a name, and from then on it combines
 import torch
 
 import sparing
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow, weighed_by
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Parcel, Schema, cleared
 from sparing.core.protocols import Arrival, Codec, Method, Recipe, Share, View, Weigh
@@ -66,15 +66,17 @@ def above(share: float = 0.3) -> Recipe:
 
 @recipe("calm", paper="this file")
 def calm() -> Recipe:
-    """A weighting: the further a client moved, the less it counts."""
+    """A weighting: the further a client moved, the less it counts.
+
+    Weights need not add up to one; `most` is what those of a whole cohort add up to at most.
+    """
 
     def of(state: Tree, arrival: Arrival) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         moved_K = sum(total(update.square()) for update in arrival.update.values())
         return arrival.notes["n"].double() / (1 + moved_K), {}
 
     def apply(method: Method) -> Method:
-        weigh = Weigh(of, most=lambda ctx: float(ctx.n.sum()), name="calm")
-        return method._replace(blend=method.blend._replace(weigh=weigh))
+        return weighed_by(method, Weigh(of, most=lambda ctx: float(ctx.n.sum()), name="calm"))
 
     return apply
 

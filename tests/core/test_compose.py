@@ -24,7 +24,6 @@ def made(spec):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("int8+int8", "'int8' cannot follow another quantiser"),
         ("fp16+int8", "'int8' cannot follow another quantiser"),
         ("memory", "memory has nothing to remember.*topk"),
         ("psfed+memory", "memory has nothing to remember"),

@@ -3,7 +3,7 @@
 import pytest
 
 import sparing
-from sparing.core.errors import MethodError
+from sparing.core.errors import MethodError, SparingError
 
 PUBLISHED = {"pfedsim": {"mode": "published", "warmup": 0.4}}
 STEIN = {"stein": {"warmup": 1}}
@@ -13,7 +13,8 @@ COMBINATIONS = [
     ["psfed", "pfedsim", "fedscr", "int8", STEIN],
     [{"psfed": {"selector": "magnitude"}}, "topk", "fp16", "memory"],
     [{"psfed": {"selector": "gradient", "per_client": False}}, "personal", "int8"],
-    [{"psfed": {"per_client": True, "fraction": 0.3}}, "fedsim", STEIN],
+    [{"psfed": {"per_client": True, "fraction": 0.3}}, "fedsim", "fedavgm"],
+    [{"psfed": {"fraction": 0.3}}, "fedsim", STEIN],
     [{"psfed": {"selector": "layers", "sync": 2}}, "fedscr", "bf16"],
     [HM, "topk", STEIN],
     ["personal", HM, "int8", "fedavgm"],
@@ -48,7 +49,25 @@ def test_both_engines_agree(method):
         assert one.metrics == pytest.approx(other.metrics, rel=1e-9, nan_ok=True)
 
 
-@pytest.mark.parametrize("method", [["psfed", HM], [HM, "topk", "memory"], [HM, "fedscr"], [HM, PUBLISHED]], ids=name)
+REFUSED = {
+    "keeps whole models": ["psfed", PUBLISHED],
+    "warms up with FedAvg": [PUBLISHED, "fedsim"],
+    "keeps it at home": ["personal", PUBLISHED],
+    "weights by everyone's samples": ["fedsim", {"fedscr": {"aggregation": "unbiased"}}],
+    "adds up what clients send": ["topk", "ef21", STEIN],
+    "shrunk twice": ["sr-fedavg", STEIN],
+    "both say how much": ["fedhm", "fedsim"],
+    "twice": ["psfed", "topk", "psfed"],
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_would_compute_nonsense_is_refused(words):
+    with pytest.raises(SparingError, match=words):
+        sparing.run("digits", REFUSED[words], rounds=1, sample=2)
+
+
+@pytest.mark.parametrize("method", [["psfed", HM], [HM, "topk", "memory"], [HM, "fedscr"]], ids=name)
 def test_what_cannot_be_is_refused(method):
     with pytest.raises(MethodError, match=r"a client cannot keep|serves every client"):
         sparing.run("digits", method, rounds=1, sample=2)

@@ -419,3 +419,16 @@ def test_the_algebra_gives_the_same_bits_on_cpu_and_gpu(spec):
             assert torch.equal(x, state_gpu[name].cpu()), name
     for name, x in here[0].model.items():
         assert torch.equal(x, there[0].model[name].cpu()), name
+
+
+def test_whoever_was_served_has_been_met_even_if_nothing_came_back():
+    method = method_of("psfed")
+    server = first_server(method, MODEL, 50)
+    cohort = make_ctx([1, 4, 9])
+    fold = begin(method, server, cohort)
+    ctx = cohort.at(slice(0, 1))
+    down = outgoing(method, server, ctx)
+    up, _ = client(method, first_client(method, MODEL), down, fake_training, ctx)
+    incoming(method, server, fold, down, up, ctx)
+    after, _ = settle(method, server, fold, cohort)
+    assert after.seen.nonzero()[:, 0].tolist() == [1, 4, 9]

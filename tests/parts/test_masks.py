@@ -52,14 +52,25 @@ def test_a_full_sync_goes_both_ways_and_needs_no_index(selector):
 def test_sync_every_round_keeps_nothing_and_sync_at_fraction_0_keeps_buffers_too():
     assert share_of(0.5, sync=1).own == frozenset()
     share = share_of(0.0, sync=2)
-    assert [both_ways(share, t) for t in (1, 2, 3)] == [({}, {}), (WHOLE, WHOLE), ({}, {})]
+    assert both_ways(share, 2) == (WHOLE, WHOLE)
+    for t in (1, 3):
+        down, up = both_ways(share, t)
+        assert up == {}
+        assert down.keys() == LAYOUT.shapes.keys()
+        assert not any(bool(cut.mask.any()) for cut in down.values()), "nothing for clients already met"
+        met = make_ctx([0, 1], t=t)._replace(first=torch.tensor([False, True]))
+        first = share.down(share.init(MODEL), MODEL, met)
+        assert all(not bool(cut.mask[0].any()) and bool(cut.mask[-1].all()) for cut in first.values()), (
+            "all for a new one"
+        )
     assert share.own == frozenset(LAYOUT.shapes)
     assert share.private == frozenset(), "it crosses the wire in every other round"
 
 
 def test_a_warm_up_from_nothing_and_one_to_everything():
     share = share_of(0.5, start=0.0, warmup=2)
-    assert both_ways(share, 1) == ({}, {})
+    assert both_ways(share, 1)[1] == {}
+    assert not any(bool(cut.mask.any()) for cut in both_ways(share, 1)[0].values())
     assert share.own == frozenset(LAYOUT.shapes)
     sent = [sum(int(c.mask.sum()) for c in both_ways(share, t)[0].values() if c.mask is not None) for t in (2, 3, 9)]
     assert sent == [round(0.25 * LAYOUT.size), *[round(0.5 * LAYOUT.size)] * 2]

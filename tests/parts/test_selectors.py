@@ -21,7 +21,7 @@ FREE, TOLD = ["random", "fixed", "layers"], ["magnitude", "gradient"]
 JOINED = [{"union": ["random", "magnitude"]}, {"intersection": ["gradient", "layers"]}, {"union": ["fixed", "layers"]}]
 
 
-def share_of(layout=LAYOUT, fraction=0.5, selector="random", per_client=False, first="download", explore=0.1):
+def share_of(layout=LAYOUT, fraction=0.5, selector="random", per_client=False, first=None, explore=0.1):
     count = counts(layout.size, fraction)
     return selected(layout, selector_of(selector, layout, count, per_client, explore), count, per_client, first)
 
@@ -246,21 +246,18 @@ def test_union_and_intersection():
 
 
 @pytest.mark.parametrize("selector", [*FREE, *TOLD, *JOINED], ids=str)
-def test_first_contact_is_a_full_download_unless_seeded(selector):
+def test_first_contact_is_a_full_download_unless_seeded_or_told(selector):
     ctx = make_ctx([1, 2, 5])._replace(first=torch.tensor([True, False, False]))
     share, settled = share_of(selector=selector), share_of(selector=selector, first="seed")
     cuts, seeded = drawn(share, ctx), drawn(settled, ctx)
     mask = chosen(cuts, 1)
-    assert bool(chosen(cuts, 0).all())
+    told = cuts["0.weight"].told
+    assert torch.equal(chosen(cuts, 0), mask) if told else bool(chosen(cuts, 0).all())
     assert 0 < int(mask.sum()) < LAYOUT.size
     assert all(torch.equal(chosen(seeded, k), mask) for k in range(3))
     back = share.up(cuts, ctx)
     assert torch.equal(chosen(back, 1), mask)
-    if cuts["0.weight"].told:
-        assert int(chosen(back, 0).sum()) == size(0.5), "as many positions, but not those it was not told of"
-        assert not torch.equal(chosen(back, 0), mask)
-    else:
-        assert torch.equal(chosen(back, 0), mask), "the upload is masked all the same"
+    assert torch.equal(chosen(back, 0), mask), "the upload is masked all the same"
     assert torch.equal(chosen(settled.up(seeded, ctx), 0), mask)
     for k in range(3):
         alone = ctx.at(slice(k, k + 1))
@@ -281,6 +278,7 @@ def test_first_contact_is_a_full_download_unless_seeded(selector):
         ({"selector": "magnitude", "per_client": True}, r"psfed\.per_client: magnitude selects the same"),
         ({"selector": "gradient", "explore": 1.5}, r"psfed\.explore is 1\.5"),
         ({"first": "x"}, r"psfed\.first is 'x'; use 'download'"),
+        ({"first": "download", "selector": "magnitude"}, "cannot tell which part was selected"),
     ],
     ids=str,
 )

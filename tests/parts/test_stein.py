@@ -7,10 +7,14 @@ import pytest
 import torch
 
 import sparing
+from reference import stein as reference
+from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.protocols import Arrival, Blended
-from sparing.core.tree import Layout
+from sparing.core.round import begin, first_server, settle
+from sparing.core.tree import Layout, under
 from sparing.parts.stein import Settings, stein
+from sparing.recipes.stein import stein as named
 from support import make_ctx
 
 P = 40
@@ -133,6 +137,66 @@ def test_coefficient_role_smooths_c_and_is_fedavg_at_one():
     np.testing.assert_allclose(g, np.float32(noisy(4.0)).astype(np.float64).mean(0), rtol=1e-12)
 
 
+def test_smoothing_is_a_recursion_over_rounds():
+    step, state, wanted = stein(LAYOUT, Settings(warmup=0, beta=0.5, beta_role="coefficient")), None, 1.0
+    plain, other = stein(LAYOUT, Settings(warmup=0)), None
+    for t in range(1, 6):
+        deltas = noisy(2.0, seed=t)
+        _, c, other = shrink(deltas, Settings(), t=t, step=plain, state=other)
+        _, smooth, state = shrink(deltas, Settings(), t=t, step=step, state=state)
+        wanted = 0.5 * wanted + 0.5 * c if t > 1 else 1.0
+        assert smooth == pytest.approx(wanted, abs=1e-12)
+    x, c, _ = shrink(noisy(2.0)[:1], Settings(), t=9, step=step, state=state)
+    assert c == 1, "one client: X itself, whatever was smoothed before"
+    np.testing.assert_allclose(x, np.float32(noisy(2.0)[0]), atol=1e-12)
+
+
+def test_under_a_common_mask_only_what_is_shared_counts_and_the_target_of_an_entry_is_its_own():
+    rng, step, state = np.random.default_rng(5), stein(LAYOUT, Settings(warmup=0, beta=0.8)), None
+    sums, mass = np.zeros(P), np.zeros(P)
+    for t in range(1, 8):
+        mask = rng.random(P) < 0.5
+        deltas = np.float32(rng.normal(size=P) * 0.3 + rng.normal(size=(5, P))) * mask
+        covered = torch.tensor(mask)[None]
+        g, c, state = shrink(deltas, Settings(), t=t, step=step, state=state, covered=covered)
+        known, x = mask & (mass > 0), deltas.astype(np.float64).mean(0)
+        m = np.divide(sums, mass, out=np.zeros(P), where=mass > 0)
+        wanted, part = (1.0, x[known]) if t == 1 else reference.shrink(deltas[:, known], np.ones(5), m[known], 50)
+        assert c == pytest.approx(wanted, abs=1e-9)
+        np.testing.assert_allclose(g[known], part, atol=1e-9)
+        np.testing.assert_allclose(g[~known], x[~known], atol=1e-12)
+        sums, mass = np.where(mask, 0.8 * sums + 0.2 * x, sums), np.where(mask, 0.8 * mass + 0.2, mass)
+
+
+def test_masks_of_their_own_leave_the_mean_alone_and_say_so():
+    spec = [{"psfed": {"per_client": True}}, {"stein": {"warmup": 1}}]
+    with pytest.warns(UserWarning, match="vote on different coordinates"):
+        result = sparing.run(method=spec, **STUDY)
+    assert result.model_sha256 == sparing.run(method=spec[:1], **STUDY).model_sha256
+
+
+def test_identical_clients_give_one_through_the_real_fold():
+    """The fold rounds to a grid; what that leaves of |X - m| is nothing."""
+    x = torch.full((4, P), 0.1234567)
+    method = compose(LAYOUT, named(warmup=0))
+    server = first_server(method, {"w": torch.zeros(1, P), "buffer": torch.zeros(1, 3)}, 50)
+    for t in range(1, 9):
+        ctx = make_ctx([1, 2, 3, 4], n=[3, 5, 7, 11], t=t)
+        fold = begin(method, server, ctx)
+        arrival = Arrival({"w": x}, {"w": None}, {"n": ctx.n.float()}, server.model, ctx)
+        seen = {f"0/{k}": v for k, v in method.blend.steps[0].watch(under("0", server.blend), arrival).items()}
+        fold.add(arrival, ctx.n.double(), seen)
+        server, report = settle(method, server, fold, ctx)
+        assert report["c_min"] == 1
+
+
+def test_clients_held_out_are_not_part_of_the_population():
+    task = {"data": "digits", "held_out": 5}
+    with pytest.warns(UserWarning, match="all clients take part"):
+        result = sparing.run(task, [{"stein": {"warmup": 1}}], rounds=3, sample=15, local={"steps": 2}, seed=1)
+    assert result.metric("c_min") == [1, 1, 1]
+
+
 def test_learned_beta_finds_the_slow_target_of_a_steady_drift():
     rng, drift = np.random.default_rng(0), np.random.default_rng(1).normal(size=P)
     step = stein(LAYOUT, Settings(warmup=0, learn_beta=True, beta=0.5))
@@ -194,9 +258,6 @@ def test_settings_that_cannot_be_meant(options, words):
 
 
 def test_not_over_a_blend_that_collects():
-    from sparing.core.compose import compose
-    from sparing.recipes.stein import stein as named
-
     def median(method):
         return method._replace(blend=method.blend._replace(collect=lambda values, votes, weight: values.median(0)[0]))
 

@@ -34,7 +34,7 @@ def play(method, **options):
         [{"pfedsim": {"on": "updates"}}],
         "psfed+pfedsim+int8",
         [PUBLISHED],
-        ["psfed", PUBLISHED, "topk+int8+memory"],
+        [PUBLISHED, "topk+int8+memory"],
     ],
     ids=str,
 )

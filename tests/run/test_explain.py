@@ -52,6 +52,13 @@ def test_what_travels_and_what_stays():
     assert explain("fedavgm", "cnn", *DIGITS).server_bytes == {"fedavgm": 8 * e.parameters}
 
 
+def test_a_full_sync_is_not_taken_for_an_ordinary_round():
+    plain = told("psfed").up.bytes
+    for sync in (2, 5, 20):
+        assert abs(told([{"psfed": {"sync": sync}}]).up.bytes - plain) <= 8
+    assert not told([{"psfed": {"selector": "layers"}}]).up.exact
+
+
 def test_multiply_adds_are_counted():
     assert told("fedavg", {"mlp": {"hidden": [20]}}).multiply_adds == 64 * 20 + 20 * 10
     conv = 8 * 8 * 16 * 9 + 4 * 4 * 16 * 32 * 9 + 32 * 4 * 64 + 64 * 10

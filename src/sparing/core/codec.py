@@ -3,7 +3,7 @@
 import torch
 
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Parcel, Schema, cleared
+from sparing.core.parcel import Leaf, Parcel, Schema, cleared
 from sparing.core.protocols import Codec, View
 from sparing.core.tree import Layout, Tree, prefixed, under
 
@@ -43,6 +43,37 @@ def chain(*codecs: Codec) -> Codec:
     name = "+".join(codec.name for codec in codecs)
     traits = frozenset[str]().union(*(codec.traits for codec in codecs))
     return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits)
+
+
+def past(codec: Codec, names: frozenset[str]) -> Codec:
+    """The codec with these tensors led past it: they are sent as they are."""
+    if not names:
+        return codec
+
+    def parted(parcel: Parcel) -> tuple[Parcel, dict[str, Leaf]]:
+        aside = {name: leaf for name, leaf in parcel.leaves.items() if name in names}
+        return parcel._replace(leaves={n: leaf for n, leaf in parcel.leaves.items() if n not in names}), aside
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        rest, aside = parted(parcel)
+        out, state = codec.encode(rest, state, view)
+        return out._replace(leaves=out.leaves | aside), state
+
+    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
+        rest, aside = parted(parcel)
+        out = codec.decode(rest, ctx)
+        return out._replace(leaves=out.leaves | aside)
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        aside = {name: spec for name, spec in expected.leaves.items() if name in names}
+        rest = {name: spec for name, spec in expected.leaves.items() if name not in names}
+        out = codec.schema(expected._replace(leaves=rest), ctx)
+        return out._replace(leaves=out.leaves | aside)
+
+    def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
+        return codec.lost(parted(parcel)[0], state, ctx)
+
+    return codec._replace(encode=encode, decode=decode, schema=schema, lost=lost)
 
 
 def feedback(codec: Codec, private: frozenset[str] = frozenset()) -> Codec:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from sparing.core.codec import chain, feedback
+from sparing.core.codec import chain, feedback, past
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, intersect
-from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share, by_samples
+from sparing.core.private import refuse_leaks
+from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share, Weigh, by_samples
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
@@ -61,6 +62,15 @@ def narrow(a: Share, b: Share) -> Share:
     return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values)
 
 
+def weighed_by(method: Method, weigh: Weigh) -> Method:
+    """The method with this weighting; a second one is refused."""
+    if method.blend.weigh.name != by_samples.name:
+        raise MethodError(
+            f"{weigh.name!r} and {method.blend.weigh.name!r} both say how much a client counts; drop one of them"
+        )
+    return method._replace(blend=method.blend._replace(weigh=weigh))
+
+
 def beside(a: Share, b: Share) -> Share:
     """Two shares over different tensors: each goes its own way. Only `a` has a state."""
 
@@ -75,8 +85,8 @@ def beside(a: Share, b: Share) -> Share:
 
 def uplink(method: Method) -> Codec:
     """The client's whole chain, with error feedback around it if the method asks for memory."""
-    fleeting = method.share.private | method.share.values
-    return feedback(chain(*method.up), fleeting) if method.memory else chain(*method.up)
+    codec = past(chain(*method.up), method.share.values)
+    return feedback(codec, method.share.private | method.share.values) if method.memory else codec
 
 
 def downlink(method: Method) -> Codec:
@@ -89,7 +99,9 @@ def refuse_unsound(method: Method) -> None:
     if method.memory:
         refuse_memory(method.up)
     refuse_sums(method)
+    refuse_leaks(method)
     for step in method.blend.steps:
+        step.check(method)
         if method.blend.collect is not None and step.needs_mean:
             raise MethodError(f"{step.name!r} needs a weighted mean and cannot follow a collecting blend; drop one")
     for codec in method.down:
@@ -109,13 +121,21 @@ def refuse_state_of_sizes(method: Method, sizes: list[Method]) -> None:
                 f"{part.name!r} serves every client a model of its own, which cannot be resized; drop one"
             )
     for smaller in sizes:
+        for phase in method.local.phases:
+            for name in sorted((phase.trains or frozenset()) - set(smaller.layout.params)):
+                raise MethodError(
+                    f"{name!r} is trained apart from other layers, but clients of some sizes have no such tensor; drop "
+                    "what resizes the model or what trains layers apart"
+                )
         resized = {n for n, shape in smaller.layout.shapes.items() if method.layout.shapes.get(n) != shape}
-        kept = set(smaller.share.own) | {n.rpartition("/")[2] for n in uplink(smaller).init(smaller.layout)}
+        home = smaller.share.private if smaller.fit and smaller.fit.within else frozenset()
+        kept = set(smaller.share.own - home) | {n.rpartition("/")[2] for n in uplink(smaller).init(smaller.layout)}
         kept |= {n.rpartition("/")[2] for n in smaller.local.init(smaller.layout)}
         for name in sorted(kept & resized):
             raise MethodError(
-                f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, in another "
-                "basis; drop what keeps it (partial sharing, memory, a personal layer) or name its layer in fedhm.keep"
+                f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, to another "
+                "size or in another basis; drop what keeps it (partial sharing, memory, kept momentum; with fedhm also "
+                "a personal layer, or name that layer in fedhm.keep)"
             )
 
 
@@ -134,7 +154,9 @@ def refuse_order(stages: tuple[Codec, ...]) -> None:
                 raise MethodError(f"{name!r} cannot scale codes up; put it before the quantiser or set unbiased: false")
             if "ranks" in here:
                 raise MethodError(f"{name!r} over: model cannot compare codes of layers scaled apart; put it first")
-        if "basis" in here and "sparse" in before:
+        if "values" in here and "codes" in before:
+            raise MethodError(f"{name!r} needs values, not the codes of a quantiser; put it before the quantiser")
+        if here & {"basis", "mixes"} and "sparse" in before:
             raise MethodError(f"{name!r} changes the basis, so positions chosen before it mean nothing; put it first")
         before |= here
 
@@ -164,6 +186,9 @@ def refuse_sums(method: Method) -> None:
         if "sums" in codec.traits:
             served = [step.name for step in method.blend.steps if step.serve is not None and not step.notes]
             odd = served + [codec.name for codec in method.down]
+            odd += [step.name for step in method.blend.steps if step.receive is not None]
+            names = [step.name for step in method.blend.steps if not step.reports]
+            odd += names[: names.index("ef21")] if "ef21" in names else []
             if method.blend.weigh.name != by_samples.name:
                 odd.append(method.blend.weigh.name)
             if odd:

@@ -15,7 +15,7 @@ from torch import Tensor
 from sparing.core.cover import Cover
 from sparing.core.errors import TrainingError
 from sparing.core.protocols import Arrival, Blended
-from sparing.core.tree import Tree
+from sparing.core.tree import Tree, flat, take
 
 BLOCK = 1 << 16
 REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
@@ -76,6 +76,7 @@ class Roll:
     def __init__(self) -> None:
         self.weight: dict[int, Tensor] = {}
         self.seen: dict[int, dict[str, Tensor]] = {}
+        self.refused = 0  # arrivals that a lenient blend left out
 
     def add(self, ids: list[int], share_K: Tensor, seen: dict[str, Tensor]) -> None:
         self.refuse_twice(ids)
@@ -87,6 +88,7 @@ class Roll:
         self.refuse_twice(sorted(other.weight))
         self.weight |= other.weight
         self.seen |= other.seen
+        self.refused += other.refused
 
     def refuse_twice(self, ids: list[int]) -> None:
         known = set(self.weight)
@@ -105,6 +107,24 @@ class Roll:
             raise TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")
         seen = {name: torch.stack([self.seen[i][name] for i in ids]) for name in self.seen[ids[0]]}
         return torch.tensor(ids, device=weight.device), weight, seen
+
+
+def sound(arrival: Arrival, grid: Grid, roll: Roll) -> Arrival:
+    """Without the clients that sent something not finite or beyond the grid; they are counted."""
+    fine_K = torch.ones_like(arrival.ctx.ids, dtype=torch.bool)
+    for name, x in arrival.update.items():
+        if x.numel():
+            low, high = torch.aminmax(flat(x), dim=1)
+            fine_K &= (low >= -grid.limit[name]) & (high <= grid.limit[name])
+    for x in arrival.notes.values():
+        fine_K &= flat(x).isfinite().all(dim=1)
+    if bool(fine_K.all()):
+        return arrival
+    roll.refused += int((~fine_K).sum())
+    index = fine_K.nonzero()[:, 0]
+    scope = {name: m if m is None or m.shape[0] == 1 else m[index] for name, m in arrival.scope.items()}
+    update, notes = take(arrival.update, index), take(arrival.notes, index)
+    return Arrival(update, scope, notes, arrival.model, arrival.ctx.at(index))
 
 
 def admitted(arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], grid: Grid, roll: Roll) -> Tensor:
@@ -158,7 +178,8 @@ class Fold:
         for name, x in self.sum.items():
             votes, covered[name] = self.cover[name].votes(x.shape)
             x.div_(votes if covered[name] is None else votes.masked_fill(votes == 0, 1.0))
-        return Blended(self.sum, covered, *order, self.plain.mean().update if self.plain else None)
+        apart = frozenset(name for name, cover in self.cover.items() if cover.dense is not None)
+        return Blended(self.sum, covered, *order, self.plain.mean().update if self.plain else None, apart)
 
 
 class Collect:
@@ -174,7 +195,7 @@ class Collect:
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
         admitted(arrival, weight_K, seen, self.grid, self.roll)
         for k, i in enumerate(arrival.ctx.ids.tolist()):
-            self.update[i] = {name: x[k].clone() for name, x in arrival.update.items()}
+            self.update[i] = {name: x[min(k, x.shape[0] - 1)].clone() for name, x in arrival.update.items()}
             self.scope[i] = {
                 name: None if m is None else m[min(k, m.shape[0] - 1)].clone() for name, m in arrival.scope.items()
             }
@@ -186,19 +207,20 @@ class Collect:
         return self
 
     def mean(self) -> Blended:
-        """`reduce(values [n, *shape] float64, votes bool [n, *shape], weights [n]) -> [*shape]`, tensor by tensor."""
+        """What `Blend.collect` makes of everyone's updates and votes. Uses the arrivals up."""
         ids, weight, seen = self.roll.in_order()
-        update, covered = {}, {}
-        for name in self.update[int(ids[0])]:
-            values = torch.stack([self.update[i][name] for i in ids.tolist()]).double()
-            votes = torch.stack([self.vote(i, name, values[0]) for i in ids.tolist()])
-            covered[name] = votes.any(dim=0, keepdim=True)
-            update[name] = torch.where(covered[name], self.reduce(values, votes, weight)[None], 0.0)
+        values, votes = {}, {}
+        for name in list(self.update[int(ids[0])]):
+            values[name] = torch.stack([self.update[i].pop(name) for i in ids.tolist()])
+            votes[name] = self.votes(name, ids.tolist(), values[name])
+        update, covered = self.reduce(values, votes, weight)
         return Blended(update, covered, ids, weight, seen)
 
-    def vote(self, i: int, name: str, like: Tensor) -> Tensor:
-        scope = self.scope[i].get(name)
-        return torch.ones_like(like, dtype=torch.bool) if scope is None else scope.expand_as(like)
+    def votes(self, name: str, ids: list[int], like: Tensor) -> Tensor:
+        scopes, full = [self.scope[i].get(name) for i in ids], torch.ones((), dtype=torch.bool, device=like.device)
+        if all(scope is None for scope in scopes):
+            return full.expand_as(like)
+        return torch.stack([(full if scope is None else scope).expand_as(like[0]) for scope in scopes])
 
 
 def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:

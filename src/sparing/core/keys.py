@@ -59,10 +59,11 @@ class Ctx(NamedTuple):
     ids: Tensor  # [K]
     n: Tensor  # [K] samples of these clients
     clients: int  # in all
-    samples: int  # in all
+    samples: int  # of the clients that train
     cohort: int = 1  # clients taking part in this round
     first: Tensor | None = None  # [K] true where the server never met the client before
     capacity: dict[str, Tensor] | None = None  # what devices declared, such as rank or bandwidth, each [K]
+    held: int = 0  # of all clients: those that never train
 
     def at(self, index: Tensor | slice) -> "Ctx":
         """The same round seen by some of these clients."""

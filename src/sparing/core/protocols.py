@@ -55,7 +55,7 @@ class Codec(NamedTuple):
     lost: Callable[[Parcel, Tree, Ctx], Tree] = lambda parcel, state, ctx: state  # the parcel never arrived
     name: str = ""
     lossy: bool = False
-    traits: frozenset[str] = frozenset()  # sparse codes ranks unbiased noisy basis rotates remembers sums: see compose
+    traits: frozenset[str] = frozenset()  # what `compose` looks at: sparse, codes, ranks, ...
 
 
 class Arrival(NamedTuple):
@@ -77,6 +77,7 @@ class Blended(NamedTuple):
     weight: Tensor  # [n] float64, unnormalised, in id order
     seen: dict[str, Tensor]  # what was watched, [n, ...] in id order
     plain: Tree | None = None  # the unweighted mean, where a step asks for it
+    apart: frozenset[str] = frozenset()  # tensors in which clients voted on different coordinates
 
 
 Report = dict[str, float]  # metrics of a round, by name
@@ -112,6 +113,9 @@ class Step(NamedTuple):
     notes: dict[str, int] = {}  # noqa: RUF012  what `serve` sends along: name -> numbers per client
     row: Callable[[Tree], Tree] = nothing  # model -> leaves [1, ...]
     keep: Callable[[Tree, Blended, Ctx], Tree] = nothing  # rows [n, ...] of blended.ids
+    receive: Callable[[Tree, Arrival], Arrival] | None = None  # changes arrivals before they are weighed and blended
+    reports: bool = False  # only reports: whatever it watched, it leaves the update as it is
+    check: Callable[["Method"], None] = lambda method: None  # refuse a method in which this step makes no sense
 
 
 class Weigh(NamedTuple):
@@ -131,11 +135,16 @@ by_samples = Weigh(
 
 
 class Blend(NamedTuple):
-    """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps."""
+    """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps.
+
+    `collect(values, votes, weight)` sees everyone in id order: values `[n, *shape]`, votes bool `[n, *shape]`, weights
+    `[n]` float64. It gives the update, float64 `[1, *shape]`, and where there is one, bool `[1, *shape]`.
+    """
 
     weigh: Weigh = by_samples
-    collect: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None  # None: the weighted mean
+    collect: Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]] | None = None  # None: the weighted mean
     steps: tuple[Step, ...] = ()
+    lenient: bool = False  # leave out arrivals that are not finite or far too large, instead of stopping the run
 
 
 class Fit(NamedTuple):
@@ -149,6 +158,8 @@ class Fit(NamedTuple):
     names: tuple[str, ...] = ()  # what to call each size
     init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
     learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
+    within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
+    check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
 
 
 class Phase(NamedTuple):
@@ -175,6 +186,17 @@ class Local(NamedTuple):
     init: Callable[[Layout], Tree] = nothing  # what a client's training remembers between rounds, leaves [1, ...]
     reset: bool = False  # forget it where the server has just written
     second: tuple[Phase, ...] = ()  # of a second model, NAME.second, drawn to the first by `prox`; clients use it
+    lost: Callable[[Parcel, Tree], Tree] = lambda decoded, memory: memory  # what is remembered of a lost upload
+    tune: Callable[[tuple[Phase, ...]], tuple[Phase, ...]] | None = None  # for evaluation, if not as in a round
+
+
+class Privacy(NamedTuple):
+    """What a method promises its clients; `run/accountant.py` turns it into epsilon, `refuse_leaks` holds it up."""
+
+    noise: float  # its standard deviation on a sum of updates, by the largest length that one of them can have
+    mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update
+    epsilon: float | None = None  # the run ends before more than this is spent
+    delta: float | None = None  # by default 1 / clients^1.1
 
 
 class Method(NamedTuple):
@@ -191,6 +213,7 @@ class Method(NamedTuple):
     sizes: tuple["Method", ...] = ()  # with a fit: share and codecs over the layout of each size
     size: int | None = None  # set in those
     extra: Callable[[Tree], Tree] = nothing  # model -> tensors that stand beside it, such as control variates
+    privacy: Privacy | None = None
 
 
 Recipe = Callable[[Method], Method]

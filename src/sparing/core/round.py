@@ -7,16 +7,17 @@ incoming(method, server, fold, down, up, ctx)               # server, any order 
 server, report = settle(method, server, fold, ctx)          # server, once
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparing.core.compose import downlink, uplink
-from sparing.core.errors import TrainingError, WireError
-from sparing.core.fold import Collect, Fold
+from sparing.core.errors import MethodError, TrainingError, WireError
+from sparing.core.fold import Collect, Fold, sound
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, clients, spec_of
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
 from sparing.core.protocols import Arrival, Method, Report, Rows, Train, View
 from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
 
@@ -88,8 +89,7 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     parcel = Parcel(leaves, notes)
-    seen_by = ctx.common if clients(parcel) == 1 else ctx  # one parcel for all is drawn once
-    return downlink(method).encode(parcel, {}, View(seen_by, model, model, {}))[0]
+    return downlink(method).encode(parcel, {}, View(ctx.common, model, model, {}))[0]  # all clients draw alike
 
 
 def served(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
@@ -122,34 +122,65 @@ class Under:
 def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients would start this round from."""
     got = downlink(sized(method, ctx)).decode(outgoing(method, server, ctx), ctx)
-    return overlay(sized(method, ctx).share.given(under("own", state), ctx), got)
+    return overlay(sized(method, ctx).share.given(own_of(method, state, ctx), ctx), got)
 
 
-def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
-    """K clients: take in what came, train, and write down what goes back."""
-    method = sized(method, ctx)
+def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
+    """What these K clients keep for themselves, in their size."""
+    own = under("own", state)
+    if method.fit is None or not method.fit.within:
+        return own
+    return method.fit.shrink({}, own, int(method.fit.sizes(ctx)[0]))
+
+
+def kept(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
+    """The same in full shape; beyond their size it stays as it was."""
+    if method.fit is None or not method.fit.within:
+        return own
+    full, part = method.fit.grow(own, int(method.fit.sizes(ctx)[0]))
+    before = under("own", state)
+    return {n: x if (mask := part[n]) is None else torch.where(mask, x, before[n]) for n, x in full.items()}
+
+
+def client(
+    method: Method,
+    state: Tree,
+    parcel: Parcel,
+    train: Train,
+    ctx: Ctx,
+    claim: Callable[[Tree, Tree, Ctx], Tree] = lambda start, after, ctx: after,
+) -> tuple[Parcel, Tree]:
+    """K clients: take in what came, train, and write down what goes back.
+
+    `claim` is what they say they have learned, where that is not what they have: simulated attackers.
+    """
+    full, method = method, sized(method, ctx)
     got = downlink(method).decode(parcel, ctx)
-    start = overlay(method.share.given(under("own", state), ctx), got)
+    start = overlay(method.share.given(own_of(full, state, ctx), ctx), got)
     memory = under("local", state)
     if method.local.reset:
-        memory = {name: forgotten(x, got.leaves.get(name.rpartition("/")[2])) for name, x in memory.items()}
+        moving = [name for name in memory if name.startswith("velocity/")]
+        memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
     after, local, notes = train(start, memory, ctx)
+    said = claim(start, after, ctx)
     leaves = {}
     for name, cut in method.share.up(cuts_of(got), ctx).items():
         base = got.leaves[name].value if name in got.leaves else 0
-        leaves[name] = Leaf(cleared(after[name] - base, cut.mask), scope=cut.mask, told=cut.told)
+        leaves[name] = Leaf(cleared(said[name] - base, cut.mask), scope=cut.mask, told=cut.told)
     notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
-    view = View(ctx, start, after, got.notes)
+    view = View(ctx, start, said, got.notes)
     out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)
-    own = {name: after[name] for name in method.share.own}
+    own = kept(full, state, {name: after[name] for name in method.share.own}, ctx)
     return out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
 
 
 def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:
     """The state of clients whose upload never arrived: they trained, but their memory takes back what they sent."""
-    memory = uplink(sized(method, ctx)).lost(parcel, under("up", state), ctx)
+    method = sized(method, ctx)
+    memory = prefixed("up", uplink(method).lost(parcel, under("up", state), ctx))
+    memory |= prefixed("local", method.local.lost(uplink(method).decode(parcel, ctx), under("local", state)))
     state = dict(state)
-    for name, x in prefixed("up", memory).items():
+    for name, x in memory.items():
         state[name] = torch.where(column(gone_K, x), x, state[name])
     return state
 
@@ -163,7 +194,19 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
     refuse_strange(arrived, votes, ctx)
     update, scope = grown(method, server, got, arrived, votes, ctx)
     arrival = Arrival(update, scope, arrived.notes, server.model, ctx)
+    if method.blend.lenient:
+        arrival = sound(arrival, fold.grid, fold.roll)
+        if not len(arrival.ctx.ids):
+            return
+    for i, step in enumerate(method.blend.steps):
+        if step.receive is not None:
+            arrival = step.receive(under(str(i), server.blend), arrival)
     weight_K, said = method.blend.weigh.of(under("weigh", server.blend), arrival)
+    if weight_K.shape != arrival.ctx.ids.shape:
+        raise MethodError(
+            f"the weighting {method.blend.weigh.name!r} gave a tensor of shape {list(weight_K.shape)} for "
+            f"{len(arrival.ctx.ids)} clients; it must give one number each"
+        )
     seen = prefixed("weigh", said)
     for i, step in enumerate(method.blend.steps):
         seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
@@ -172,8 +215,11 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
 
 def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
+    report: Report = {"refused": float(fold.roll.refused)} if method.blend.lenient else {}
+    if method.blend.lenient and not fold.roll.weight:
+        return server, report
     blended = fold.mean()
-    report = {"coverage": coverage(blended.update, blended.covered, method.layout)}
+    report["coverage"] = coverage(blended.update, blended.covered, method.layout)
     mine = blended._replace(seen=under("weigh", blended.seen))
     memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
     state, rows = prefixed("weigh", memory), {}
@@ -193,7 +239,7 @@ def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tu
         model[name] = moved if mask is None else torch.where(mask, moved, old)
     refuse_infinite(model, f"after round {ctx.round}")
     seen = server.seen.clone()
-    seen[blended.ids.to(seen.device)] = True
+    seen[ctx.ids.to(seen.device)] = True  # whoever was served, even if nothing came back
     share, said = method.share.learn(server.share, blended, ctx)
     report |= said
     fit = server.fit

@@ -108,7 +108,7 @@ class Engine(Protocol):
 
 def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
     """What both ends know in round t about these clients."""
-    count, device = job.task.train.count, server.seen.device
+    count, held, device = job.task.train.count, job.task.held_out, server.seen.device
     ids = ids.to(device)
     return Ctx(
         seed=job.seed,
@@ -117,10 +117,11 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
         ids=ids,
         n=count[ids.cpu()].to(device),
         clients=len(count),
-        samples=int(count.sum()),
+        samples=int(count.sum()) - int(count[held].sum()),
         cohort=len(ids),
         first=~server.seen[ids],
         capacity={name: x[ids.cpu()].to(device) for name, x in job.fleet.capacity.items()} or None,
+        held=len(held),
     )
 
 

@@ -2,7 +2,7 @@
 
 global    the server's model, on everyone's test samples together and on each client's own
 before    the model a client would start the next round from, on its own test samples
-after     that model after a round of local training, which is then thrown away
+after     that model after a round of local training, or tuned as the method says, which is then thrown away
 new       the same for clients held out of training, after a few local steps
 """
 
@@ -67,15 +67,23 @@ def models_of(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: st
         models = starting_models(job.method, server, state, ctx)
         if who == "before":
             return models
-        return (job if who == "after" else in_steps(job, steps)).train(models, under("local", state), ctx)[0]
+        how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
+        return how.train(models, under("local", state), ctx)[0]
+
+
+def tuned(job: Job) -> Job:
+    """The same job, training as the method wants its models tuned."""
+    local = job.method.local
+    phases = local.tune(local.phases) if local.tune else local.phases
+    return job._replace(method=job.method._replace(local=local._replace(phases=phases)))
 
 
 def in_steps(job: Job, steps: int) -> Job:
-    """The same job with so many local steps in all."""
+    """The same job with so many local steps in all, of its first phase: where the head comes first, of the head."""
     local = job.method.local
-    second = tuple(phase._replace(steps=steps) for phase in local.second)
-    local = local._replace(phases=(local.phases[0]._replace(steps=steps),), second=second)
-    return job._replace(method=job.method._replace(local=local))
+    phases = (local.phases[0]._replace(steps=steps),)
+    second = tuple(phase._replace(steps=steps) for phase in local.second[:1])
+    return job._replace(method=job.method._replace(local=local._replace(phases=phases, second=second)))
 
 
 def is_static(job: Job) -> bool:

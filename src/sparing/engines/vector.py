@@ -24,7 +24,7 @@ class Vector:
         with torch.no_grad():
             for ctx in chunks(cohort, self.job.chunk, method.fit):
                 down = outgoing(method, server, ctx)
-                up, state = client(method, self.bank.read(ctx.ids), down, train, ctx)
+                up, state = client(method, self.bank.read(ctx.ids), down, train, ctx, self.job.fleet.claim)
                 gone_K = self.job.fleet.vanished(ctx)
                 if bool(gone_K.any()):
                     state = put_back(method, state, up, gone_K, ctx)

@@ -4,12 +4,13 @@ Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts,
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from sparing.core.capacity import by_capacity, check_ratios
 from sparing.core.errors import MethodError, check_range, nearest
 from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_shapes, factors_of, matrix_of, product
 from sparing.core.factors import sides as sides_of
@@ -26,7 +27,7 @@ SHORTCUTS = ("shortcut", "downsample")
 
 def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, keep: Sequence[str] = ()) -> Fit:
     """Client models whose factored layers have rank `ratio` times their outputs; ratio 1 is the model itself."""
-    check_ratios(ratios)
+    check_ratios("fedhm", ratios)
     thin = [ratio for ratio in ratios if ratio < 1]
     layers = factored(layout, full, keep) if thin else []
     ranks = [{name: rank_of(layout.shapes[name], ratio) for name in layers} if ratio < 1 else {} for ratio in ratios]
@@ -73,7 +74,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         return whole, dict.fromkeys(whole)
 
     return Fit(
-        sizes=by_capacity(ratios),
+        sizes=by_capacity(ratios, "rank"),
         layouts=tuple(resized_layout(layout, rank) for rank in ranks),
         shrink=shrink,
         grow=grow,
@@ -145,27 +146,6 @@ def named(layout: Layout, keep: Sequence[str]) -> set[str]:
             raise MethodError(f"fedhm.keep: {word!r} matches no convolution or dense layer; {nearest(word, layers)}")
         found |= hits
     return found
-
-
-def check_ratios(ratios: Sequence[float]) -> None:
-    if not ratios or len(set(ratios)) < len(ratios):
-        raise MethodError(f"fedhm.ratios is {list(ratios)}; offer at least one, each once, such as [1, 0.5]")
-    for ratio in ratios:
-        check_range("fedhm.ratios", ratio, 0, 1, open_low=True)
-
-
-def by_capacity(ratios: Sequence[float]) -> Callable[[Ctx], Tensor]:
-    """Each client's size: the largest ratio within the `rank` it declares, else the smallest; undeclared, by its id."""
-
-    def sizes(ctx: Ctx) -> Tensor:
-        declared = (ctx.capacity or {}).get("rank")
-        if declared is None:
-            return ctx.ids % len(ratios)
-        offered = torch.tensor(ratios, dtype=torch.float64, device=declared.device)
-        within = declared.double()[:, None] >= offered - 1e-6
-        return torch.where(within, offered, -offered).argmax(dim=1)
-
-    return sizes
 
 
 def resized_layout(layout: Layout, ranks: dict[str, int]) -> Layout:

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 
+import torch
+
 from sparing.core.compose import everything
 from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Cuts
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.protocols import Blended, Report, Share
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, column
 
 FAR = 1 << 40  # a round after every warm-up
 RAMPS: dict[str, Callable[[float], float]] = {
@@ -45,7 +47,8 @@ def counts(
 
 
 def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int | None = None) -> Share:
-    """Share `part`; but everything in every `sync`-th round and where the count is d, and nothing where it is 0.
+    """Share `part`; but everything in every `sync`-th round and where the count is d, and nothing where it is 0, but
+    for the download of newcomers, unless it is 0 for good.
 
     If every round shares everything, clients keep nothing of their own; if none shares anything, all is private.
     """
@@ -53,6 +56,7 @@ def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int 
         raise ConfigError(f"psfed.sync is {sync}; it must be 1 or more: so many rounds from one full sync to the next")
     whole = everything(layout)
     nothing = Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {})
+    never = sync is None and max(count(1), count(FAR)) == 0
     least, most = sorted((count(1), count(FAR)))
     own = part.own if least else frozenset(layout.shapes)
     if least == layout.size or sync == 1:
@@ -62,13 +66,21 @@ def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int 
         return count(t) == layout.size or (sync is not None and t % sync == 0)
 
     def now(t: int) -> Share:
-        return whole if full(t) else part if count(t) else nothing
+        return whole if full(t) else nothing if never else part
+
+    def idle(t: int) -> bool:
+        return not full(t) and count(t) == 0
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
-        return now(ctx.round).down(state, model, ctx)
+        cuts = now(ctx.round).down(state, model, ctx)
+        if not idle(ctx.round):
+            return cuts
+        new_K = torch.zeros_like(ctx.ids[:1], dtype=torch.bool) if ctx.first is None else ctx.first
+        buffers = {name: Cut(column(new_K, model[name]).expand(-1, *layout.shapes[name])) for name in layout.buffers}
+        return cuts | {name: cut for name, cut in buffers.items() if name in cuts}
 
     def up(got: Cuts, ctx: Ctx) -> Cuts:
-        return now(ctx.round).up(got, ctx)
+        return {} if idle(ctx.round) else now(ctx.round).up(got, ctx)
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         state, report = part.learn(state, blended, ctx)

@@ -17,7 +17,7 @@ from torch import Tensor
 from sparing.core.errors import MethodError, check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, cleared
-from sparing.core.protocols import Arrival, Blended, Report, Rows, Share, Step
+from sparing.core.protocols import Arrival, Blended, Method, Report, Rows, Share, Step, by_samples
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, column, prefixed, under
 
@@ -68,11 +68,6 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
         """Every arrival's head, each class of length one, and its extractor."""
-        if head not in arrival.update:
-            raise MethodError(
-                f"pfedsim's published form compares {head!r} of the clients, but another part of the method keeps it "
-                "at home; drop that part, or use mode: seed"
-            )
         if warm(arrival.ctx, warmup):
             return {}
         k = len(arrival.ctx.ids)
@@ -98,7 +93,7 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
         stored[ids] = True
         state = met(state, ids, cos, ctx.clients) | {"stored": stored}
         for name in home & update.keys():
-            update[name] = torch.zeros_like(update[name])
+            del update[name]  # the server's own head is the last one that was averaged
         weights = [list(row.values()) for row in weights_of(state, ids, ctx.clients)]
         return update, state, counts | of_pairs(cos) | of_weights(weights)
 
@@ -123,7 +118,24 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
     def row(model: Tree) -> Tree:
         return {name: model[name] for name in kept}
 
-    return Step(apply, init, watch, "pfedsim", serve=serve, row=row, keep=keep)
+    def check(method: Method) -> None:
+        share, weigh = method.share, method.blend.weigh
+        if head in share.private:
+            raise MethodError(
+                f"pfedsim's published form compares {head!r} of the clients, but another part of the method keeps it "
+                "at home; drop that part, or use mode: seed"
+            )
+        if share.own - share.private - home:
+            raise MethodError(
+                "pfedsim's published form keeps whole models of the clients, but partial sharing sends it parts; drop "
+                "psfed, or use mode: seed"
+            )
+        if weigh.name != by_samples.name:
+            raise MethodError(
+                f"pfedsim's published form warms up with FedAvg, but {weigh.name!r} weighs otherwise; drop one of them"
+            )
+
+    return Step(apply, init, watch, "pfedsim", serve=serve, row=row, keep=keep, check=check)
 
 
 def compared(layout: Layout, home: frozenset[str]) -> str:

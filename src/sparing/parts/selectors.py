@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, intersect
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.protocols import Blended, Report, Share, nothing
 from sparing.core.round import coverage
 from sparing.core.tree import Layout, Tree, column, flat, prefixed, under
@@ -152,16 +152,21 @@ def selector_of(
 
 
 def selected(
-    layout: Layout, select: Selector, count: Count, per_client: bool = False, first: str = "download"
+    layout: Layout, select: Selector, count: Count, per_client: bool = False, first: str | None = None
 ) -> Share:
     """The selected part of the parameters, each way, and whole buffers.
 
     A client the server never met gets the whole model once (`first="download"`), or starts from the common initial
-    model (`first="seed"`). A newcomer that was sent everything cannot tell which part was selected from values, so it
-    returns as many positions of a common random draw.
+    model (`first="seed"`). A newcomer that was sent everything could not tell which part was selected from values, so
+    where the index travels it is always the latter.
     """
-    if first not in ("download", "seed"):
+    if first not in (None, "download", "seed"):
         raise ConfigError(f"psfed.first is {first!r}; use 'download' (the whole model at first contact) or 'seed'")
+    if select.told and first == "download":
+        raise ConfigError(
+            "psfed.first is 'download', but a client that is sent everything cannot tell which part was selected from "
+            "values; use first: seed, and sync: N if newcomers should catch up"
+        )
     whole: Cuts = {name: Cut() for name in layout.shapes}
     last: list[tuple[tuple, list[Tensor], Cuts]] = []
 
@@ -174,7 +179,8 @@ def selected(
         return last[0][2]
 
     def newcomers(ctx: Ctx) -> Tensor | None:
-        return ctx.first if first == "download" and ctx.first is not None and bool(ctx.first.any()) else None
+        download = first != "seed" and not select.told
+        return ctx.first if download and ctx.first is not None and bool(ctx.first.any()) else None
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         cuts, new_K = drawn(state, model, ctx), newcomers(ctx)
@@ -188,11 +194,7 @@ def selected(
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         if not select.told:
             return drawn({}, {}, ctx)
-        cuts, new_K = whole | {name: Cut(cut.mask) for name, cut in got.items()}, newcomers(ctx)
-        if new_K is None:
-            return cuts
-        common = ctx.common.choose("psfed/newcomers", layout.size, count(ctx.round))
-        return intersect(cuts, whole | pieces(common | ~new_K[:, None], layout))
+        return whole | {name: Cut(cut.mask) for name, cut in got.items()}
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         if select.exact:

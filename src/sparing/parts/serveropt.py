@@ -1,12 +1,22 @@
 """Server optimisers: transforms of the averaged update. They touch only coordinates covered this round."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from sparing.core.errors import check_range
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Blended, Report, Step
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, prefixed, under
+
+Square = Callable[[Tensor, Tensor, float], Tensor]
+SQUARES: dict[str, Square] = {
+    "fedadagrad": lambda v, dd, beta: v + dd,
+    "fedadam": lambda v, dd, beta: beta * v + (1 - beta) * dd,
+    "fedyogi": lambda v, dd, beta: v - (1 - beta) * dd * torch.sign(v - dd),
+}
+"""The next second moment from the last one and the squared update."""
 
 
 def momentum(layout: Layout, beta: float = 0.9, lr: float = 1.0) -> Step:
@@ -27,6 +37,34 @@ def momentum(layout: Layout, beta: float = 0.9, lr: float = 1.0) -> Step:
         return update, state, {}
 
     return Step(apply, init, name="fedavgm")
+
+
+def adaptive(layout: Layout, kind: str, lr: float, beta1: float, beta2: float, tau: float) -> Step:
+    """FedOpt: m <- beta1 m + (1 - beta1) x, v by `kind`, the model moves by lr m / (sqrt(v) + tau).
+
+    m starts at 0 and v at tau^2, without bias correction, as in the paper. Buffers move by x itself.
+    """
+    check_range(f"{kind}.lr", lr, 0, float("inf"), open_low=True)
+    check_range(f"{kind}.tau", tau, 0, float("inf"), open_low=True)
+    for name, beta in (("beta1", beta1), ("beta2", beta2)):
+        check_range(f"{kind}.{name}", beta, 0, 1)
+    params, square = frozenset(layout.params), SQUARES[kind]
+
+    def init(model: Tree, clients: int) -> Tree:
+        zeros = {name: torch.zeros_like(model[name], dtype=torch.float64) for name in layout.params}
+        return prefixed("mean", zeros) | prefixed("square", {name: x + tau**2 for name, x in zeros.items()})
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        update, mean, squares = dict(blended.update), under("mean", state), under("square", state)
+        for name in params & update.keys():
+            x, seen = update[name], blended.covered[name]
+            m = beta1 * mean[name] + (1 - beta1) * x
+            v = square(squares[name], x * x, beta2)
+            mean[name], squares[name] = where(seen, m, mean[name]), where(seen, v, squares[name])
+            update[name] = where(seen, lr * m / (v.sqrt() + tau), torch.zeros_like(m))
+        return update, prefixed("mean", mean) | prefixed("square", squares), {}
+
+    return Step(apply, init, name=kind)
 
 
 def where(mask: Tensor | None, yes: Tensor, no: Tensor) -> Tensor:

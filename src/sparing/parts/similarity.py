@@ -19,6 +19,8 @@ from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
 
 NOTE = "similarity"
+COLDEST = {"weights": 0.02, "updates": 0.2}
+"""Below this, exp((cos - 1) / T) of cosines as they occur is too small beside the weights' grid to be told apart."""
 BLOCK = 1 << 22
 """Entries that are compared at once."""
 
@@ -32,15 +34,15 @@ def alike(
     at: str = "server",
 ) -> Weigh:
     """Weights by the cosine of models with the server's, or of updates with last round's mean update."""
-    check_range("q", q, 0, 10)
+    check_range("fedsim.q", q, 0, 10)
     if softmax is not None:
-        check_range("softmax", softmax, 0, math.inf, open_low=True)
+        check_range(f"fedsim.softmax over {on}", softmax, COLDEST[on], math.inf)
     if on not in ("weights", "updates"):
-        raise ConfigError(f"on is {on!r}; use 'weights' or 'updates'")
+        raise ConfigError(f"fedsim.on is {on!r}; use 'weights' or 'updates'")
     if at not in ("server", "client"):
-        raise ConfigError(f"at is {at!r}; use 'server' or 'client'")
+        raise ConfigError(f"fedsim.at is {at!r}; use 'server' or 'client'")
     if (on, at) == ("updates", "client"):
-        raise ConfigError("on is 'updates' and at is 'client', which does not know the last mean update; use one")
+        raise ConfigError("fedsim.on is 'updates', but fedsim.at is 'client', which has no last mean update; use one")
     params = [name for name in layout.params if name not in home]
     counts = sizes(layout, home)
 
@@ -67,11 +69,19 @@ def alike(
                 f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {hint}",
                 stacklevel=2,
             )
-        state = {name: blended.update[name].to(x.dtype) if name in blended.update else x for name, x in state.items()}
+        state = {name: renewed(x, blended, name) for name, x in state.items()}
         cos = [x for x in blended.seen["cos"].tolist() if x == x]
         return state, counts | spread(cos) | shares(blended.weight.tolist())
 
     return Weigh(of, most=lambda ctx: math.fsum(n**q for n in ctx.n.tolist()), init=init, learn=learn, name="fedsim")
+
+
+def renewed(x: Tensor, blended: Blended, name: str) -> Tensor:
+    """The last mean update, entry by entry: where nobody voted, that of the round in which somebody last did."""
+    if name not in blended.update:
+        return x
+    new, mask = blended.update[name].to(x.dtype), blended.covered[name]
+    return new if mask is None else torch.where(mask, new, x)
 
 
 def factor(cos: float, softmax: float | None) -> float:

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, check_range
+from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import both, cleared
-from sparing.core.protocols import Arrival, Blended, Report, Step
+from sparing.core.protocols import Arrival, Blended, Method, Report, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
 
@@ -28,6 +28,8 @@ LOW, HIGH = 0.2, 1.0
 TARGET_BETA = 0.9
 """How slowly the target follows where beta is used for the coefficient."""
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+NOTHING = 1e-18
+"""|X - m|^2 below this part of |X|^2 is rounding."""
 FORGET = 0.9
 """How much of a beta's past errors still counts, a round later, when betas are learned."""
 CHOICES = {
@@ -106,18 +108,19 @@ def stein(layout: Layout, settings: Settings) -> Step:
         return m, both(defined, blended.covered[name])
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        doubt(ctx, s)
+        doubt(blended, ctx, s)
         names = [name for name in params if name in blended.update]
         weight = blended.weight / blended.weight.sum()
         ready = ctx.round > s.warmup and len(weight) >= 2 and (s.target != "ema" or int(state["rounds"]) > 0)
         pulls = {name: pull(blended, name, *aim(state, name, blended), weight, ctx, s) for name in names if ready}
-        strong = strongest({name: noise for name, (_, noise) in pulls.items()}, s.only)
+        strong = strongest({name: noise for name, (c, noise) in pulls.items() if c is not None}, s.only)
         update, after, report = dict(blended.update), dict(state), {}
         for name in names:
-            c = pulls[name][0] if name in strong else 1.0
-            if s.beta_role == "coefficient":
+            c = pulls[name][0] if name in strong else None
+            if s.beta_role == "coefficient" and c is not None:
                 after[f"smooth/{name}"] = s.beta * state[f"smooth/{name}"] + (1 - s.beta) * c
                 c = float(after[f"smooth/{name}"])
+            c = 1.0 if c is None else c
             if c != 1:
                 update[name] = shrunk(blended.update[name], *aim(state, name, blended), c)
             follow(after, name, blended)
@@ -135,16 +138,21 @@ def stein(layout: Layout, settings: Settings) -> Step:
         x, covered = blended.update[name], blended.covered[name]
         if s.learn_beta:
             errors = []
+            known = expected(state, name, 0)[1]  # the same for all but beta = 1, which is charged there too
             for i in range(len(betas)):
-                m, defined = expected(state, name, i)
-                errors.append(total(cleared(x - m, both(defined, covered)).square())[0])
+                m, _ = expected(state, name, i)
+                errors.append(total(cleared(x - m, both(known, covered)).square())[0])
             state[f"miss/{name}"] = FORGET * state[f"miss/{name}"] + torch.stack(errors)[None]
         for i, beta in enumerate(betas if s.target == "ema" else ()):
             for key, new in ((f"sum{i}/{name}", x), (f"mass{i}/{name}", torch.ones_like(state[f"mass{i}/{name}"]))):
                 moved = beta * state[key] + (1 - beta) * new
                 state[key] = moved if covered is None else torch.where(covered, moved, state[key])
 
-    return Step(apply, init, watch, name="stein", needs_mean=True, plain=s.target == "uniform")
+    def check(method: Method) -> None:
+        if [step.name for step in method.blend.steps].count("stein") > 1:
+            raise MethodError("the update would be shrunk twice, by stein and by sr-fedavg; keep one of them")
+
+    return Step(apply, init, watch, name="stein", needs_mean=True, plain=s.target == "uniform", check=check)
 
 
 def shrunk(x: Tensor, m: Tensor | float, inside: Tensor | None, c: float) -> Tensor:
@@ -154,19 +162,19 @@ def shrunk(x: Tensor, m: Tensor | float, inside: Tensor | None, c: float) -> Ten
 
 def pull(
     blended: Blended, name: str, m: Tensor | float, inside: Tensor | None, weight: Tensor, ctx: Ctx, s: Settings
-) -> tuple[float, float]:
-    """(c, p v / D) of one layer; c = 1 where it is not defined."""
+) -> tuple[float | None, float]:
+    """(c, p v / D) of one layer; None where c is not defined, as where clients voted on different coordinates."""
     away = cleared(blended.update[name] - m, inside)
     p = away.numel() if inside is None else int(inside.expand_as(away).sum())
     d, w2 = float(total(away.square())), float(weight.square().sum())
-    if p <= 2 or d == 0 or w2 >= 1:
-        return 1.0, 0.0
+    if p <= 2 or d <= NOTHING * float(total(blended.update[name].square())) or w2 >= 1 or name in blended.apart:
+        return None, 0.0
     if s.estimator == "literal":
         return clamped(1 - (p - 2) * (d / p) / d), 1.0
     q = p * float((weight * blended.seen[name]).sum())
     if s.target == "uniform":
         q += float(total(cleared(m * (m - 2 * blended.update[name]), inside)))
-    f = 1 - len(weight) / ctx.clients if s.population == "finite" else 1.0
+    f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
     noise = f * (w2 / (1 - w2)) * max(q / d - 1, 0.0)
     return clamped(1 - (p - 2) / p * noise), noise
 
@@ -181,14 +189,20 @@ def strongest(noise: dict[str, float], share: float) -> frozenset[str]:
     return frozenset(sorted(noise, key=lambda name: (-noise[name], name))[:count])
 
 
-def doubt(ctx: Ctx, s: Settings) -> None:
+def doubt(blended: Blended, ctx: Ctx, s: Settings) -> None:
     if ctx.round > 1 or s.estimator == "literal":
         return
+    if blended.apart:
+        warnings.warn(
+            f"stein: clients vote on different coordinates of layers such as {min(blended.apart)!r}, which are left "
+            "as they are; use masks common to all clients",
+            stacklevel=2,
+        )
     if ctx.cohort < 2:
         warnings.warn(
             "stein: one client a round has no spread to learn from, so this is FedAvg; raise sample", stacklevel=2
         )
-    elif ctx.cohort >= ctx.clients and s.population == "finite":
+    elif ctx.cohort >= ctx.clients - ctx.held and s.population == "finite":
         warnings.warn(
             "stein: all clients take part, so the mean has no sampling error and c is 1: this is FedAvg; lower sample, "
             "or set population: infinite",

@@ -180,4 +180,4 @@ def watched(layout: Layout, dense: bool) -> Step:
         labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
         return blended.update, state, {name: x for name, x in zip(labels, shares, strict=True) if x == x}
 
-    return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr")
+    return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr", reports=True)

@@ -54,6 +54,7 @@ def adaptive(threshold: float) -> Step:
         after[blended.ids] = told.float()
         report = {"threshold_mean": float(total(used[None])) / len(used)}
         report |= {"threshold_min": float(used.min()), "threshold_max": float(used.max())}
+        report |= {f"threshold/{i}": x for i, x in zip(blended.ids.tolist(), used.tolist(), strict=True)}
         return blended.update, {"threshold": after, "spread": spread, "rounds": rounds}, report
 
     return Step(apply, init, watch, name="fedscr adaptive", serve=serve, notes={"threshold": 1})

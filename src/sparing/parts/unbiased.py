@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
+from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended, Report, Step
+from sparing.core.protocols import Arrival, Blended, Method, Report, Step, by_samples
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
 
@@ -21,7 +22,14 @@ def unbiased(layout: Layout) -> Step:
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         here = float(total(blended.seen["n"][None]))
-        scale = ctx.clients * here / (len(blended.ids) * ctx.samples)
+        scale = (ctx.clients - ctx.held) * here / (len(blended.ids) * ctx.samples)
         return {name: x * scale if name in params else x for name, x in blended.update.items()}, state, {}
 
-    return Step(apply, watch=watch, name="unbiased", needs_mean=True)
+    def check(method: Method) -> None:
+        if method.blend.weigh.name != by_samples.name:
+            raise MethodError(
+                f"unbiased aggregation means weights by everyone's samples, but {method.blend.weigh.name!r} weighs "
+                "otherwise; set aggregation: normalised, or drop that weighting"
+            )
+
+    return Step(apply, watch=watch, name="unbiased", needs_mean=True, check=check)

@@ -1,4 +1,4 @@
-from sparing.core.errors import MethodError
+from sparing.core.compose import weighed_by
 from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import similarity
@@ -15,8 +15,6 @@ def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at
 
 
 def weighed(method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str) -> Method:
-    if method.blend.weigh.name != "samples":
-        raise MethodError(f"fedsim and {method.blend.weigh.name} both say how much a client counts; drop one of them")
     weigh = similarity.alike(method.layout, home, q, on, softmax, at)
     up = (similarity.told(method.layout, home), *method.up) if at == "client" else method.up
-    return method._replace(up=up, blend=method.blend._replace(weigh=weigh))
+    return weighed_by(method._replace(up=up), weigh)

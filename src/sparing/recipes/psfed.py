@@ -15,7 +15,7 @@ def psfed(
     start: float | None = None,
     warmup: int = 0,
     schedule: str = "linear",
-    first: str = "download",
+    first: str | None = None,
     reset_momentum: bool = False,
 ) -> Recipe:
     """Share a part of the parameters each round, by default a fresh random one; the rest stays the client's own."""

@@ -99,15 +99,19 @@ def sent_down(job: Job, server: Server, ids: Tensor) -> int:
 
 def shortened(job: Job) -> Job:
     """The same job, a few local steps long, tested on few samples."""
-    phases = tuple(phase._replace(steps=min(STEPS, phase.steps or STEPS)) for phase in job.method.local.phases)
-    method = job.method._replace(local=job.method.local._replace(phases=phases))
+    local = job.method.local
+    phases, second = (
+        tuple(phase._replace(steps=min(STEPS, phase.steps or STEPS)) for phase in some)
+        for some in (local.phases, local.second)
+    )
+    method = job.method._replace(local=local._replace(phases=phases, second=second))
     return job._replace(method=method, task=job.task.tested_on(2 * BATCH))
 
 
 def steps_of(job: Job, ids: Tensor) -> int:
     """Local steps these clients take in a round."""
     steps = 0
-    for phase in job.method.local.phases:
+    for phase in job.method.local.phases + job.method.local.second:
         batches = -(-job.task.train.count[ids] // phase.batch)
         steps += phase.steps * len(ids) if phase.steps else int(batches.sum()) * phase.epochs
     return steps

@@ -95,6 +95,14 @@ class PersonalizationSection(Section):
         return {key: names for key, names in named.items() if names is not None}
 
 
+class AttackSection(Section):
+    """Simulated attackers; see docs/kin/robust.md."""
+
+    kind: Literal["none", "label-flip", "sign-flip", "scaled", "nan"] = "none"
+    share: float = Field(default=0.2, gt=0, lt=1)  # of the clients that train
+    scale: PositiveFloat = 10.0  # of what sign-flip and scaled send
+
+
 class FleetSection(Section):
     """Clients as they are; see docs/fleet.md for the two CSV files."""
 
@@ -102,6 +110,7 @@ class FleetSection(Section):
     trace: str | None = None  # CSV: client, from, to
     dropout: float = Field(default=0.0, ge=0, lt=1)  # chance to vanish before the upload
     capacity: str | None = None  # CSV: client, and what its device declares
+    attack: AttackSection = AttackSection()
 
 
 class EvaluateSection(Section):
@@ -169,7 +178,12 @@ def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
 
 
 class Strict(yaml.SafeLoader):
-    """YAML in which a key may stand only once."""
+    """YAML in which a key may stand only once, and on, off, yes and no are words."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in known if first in "tTfF" or tag != "tag:yaml.org,2002:bool"]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -206,7 +220,7 @@ def override(values: dict[str, Any], item: str) -> None:
             here[parent] = {}
         here = here[parent]
     try:
-        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.safe_load(text)
+        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.load(text, Loader=Strict)
     except yaml.YAMLError:
         raise ConfigError(f"the value in {item!r} is not valid YAML; quote it if it is text") from None
 

@@ -6,6 +6,7 @@ length per layer); where the data decides what is kept, they are what it takes a
 keeps, every index a bitmap.
 """
 
+import copy
 import math
 from typing import Any, NamedTuple
 
@@ -28,7 +29,10 @@ from sparing.run.methods import recipes
 from sparing.task.models import network
 from sparing.task.options import named
 
-CLIENTS, SAMPLES, ROUNDS = 100, 100, 20
+CLIENTS, SAMPLES, ROUNDS = 100, 100, 23
+LATE = (13, 17, 19, 23, 14)
+"""Ordinary rounds to look at: late, and but for the last of prime number, so that they are no full sync; the last only
+says whether rounds differ."""
 LOUD = 100.0
 """How large the made-up update is: beyond any threshold, so that no part is left out for being small."""
 
@@ -142,15 +146,20 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
             method.fit.module(net, number),
             (method.fit.names or [f"size {i}" for i in range(len(method.fit.layouts))])[number],
         )
-    seen = sized(method, ctx)
-    down = outgoing(method, server, ctx)
-    up, _ = client(method, first_client(method, initial), down, loud_training, ctx)
+    seen, downs, ups = sized(method, ctx), [], []
+    for t in LATE:
+        ctx = context(who, t, first=False)
+        down = outgoing(method, server, ctx)
+        downs.append(way(down, seen))
+        for train in (loud_training, spiky_training):
+            up, _ = client(method, first_client(method, initial), down, train, ctx)
+            ups.append(way(up, seen))
     return Size(
         name=name,
         parameters=seen.layout.size,
         multiply_adds=multiply_adds(theirs, shape),
-        down=way(down, seen),
-        up=way(up, seen),
+        down=most(downs),
+        up=most(ups),
         first_bytes=int(nbytes(outgoing(method, server, context(who, 1, first=True)))[0]),
     )
 
@@ -160,6 +169,16 @@ def loud_training(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict
     g = torch.Generator().manual_seed(ctx.round)
     after = {n: x + LOUD * torch.randn(x.shape, generator=g) if x.is_floating_point() else x for n, x in start.items()}
     return after, memory, {"loss": torch.ones(1)}
+
+
+def spiky_training(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    """As above, with a few entries far larger than all others."""
+    after, memory, notes = loud_training(start, memory, ctx)
+    return (
+        {n: x + (x - start[n]) ** 5 / LOUD**4 if x.is_floating_point() else x for n, x in after.items()},
+        memory,
+        notes,
+    )
 
 
 def way(parcel: Parcel, method: Method) -> Way:
@@ -179,32 +198,46 @@ def way(parcel: Parcel, method: Method) -> Way:
     return Way(params, buffers, values, total, exact, index, list(parcel.notes))
 
 
+def most(ways: list[Way]) -> Way:
+    """The round that sends most; a bound, if rounds differ by more than the lengths of lengths."""
+    count = len(ways) * (len(LATE) - 1) // len(LATE)
+    largest = max(ways[:count], key=lambda one: one.bytes)
+    alike = max(abs(one.bytes - largest.bytes) for one in ways) <= largest.bytes / 1000 + 8
+    return largest._replace(exact=largest.exact and alike)
+
+
 def count(mask: Tensor | None, leaf: Leaf) -> int:
     return leaf.value[0].numel() if mask is None else int(mask.expand_as(leaf.value).sum())
 
 
 def bitmaps(leaf: Leaf) -> int:
-    """Bytes of this leaf's indices if each were a bitmap."""
-    full = leaf.value[0].numel()
-    grains = [math.prod(mask.shape[1:]) for mask in leaf.keep] + ([full] if leaf.told else [])
+    """Bytes of this leaf's indices if each were a bitmap of what is in scope."""
+    full = leaf.value[0].numel() if leaf.told else count(leaf.scope, leaf)
+    grains = [min(math.prod(mask.shape[1:]), full) for mask in leaf.keep] + ([full] if leaf.told else [])
     return sum(-(-grain // 8) for grain in grains)
 
 
 def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
     """Of one sample through the network, as torch counts them."""
+    net = copy.deepcopy(net).train()  # in evaluation torch takes shortcuts that it does not count
     tokens = any(isinstance(layer, nn.Embedding) for layer in net.modules())
-    sample = torch.zeros(1, *shape, dtype=torch.int64 if tokens else torch.float32)
-    counter = FlopCounterMode(display=False)
-    was = net.training
+    samples = torch.zeros(2, *shape, dtype=torch.int64 if tokens else torch.float32)
+    counter, steps = FlopCounterMode(display=False), []
+
+    def recurrent(layer: nn.RNNBase, given: tuple[Tensor, ...], out: Any) -> None:
+        places = given[0].shape[1] if layer.batch_first else given[0].shape[0]
+        steps.append(places * sum(p.numel() for name, p in layer.named_parameters() if name.startswith("weight")))
+
+    for layer in net.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_hook(recurrent)
     try:
-        with torch.no_grad(), counter:
-            net.eval()(sample)
+        with counter:
+            net(samples)
     except (RuntimeError, ValueError, IndexError) as error:
         said = str(error).splitlines()[0]
         raise ConfigError(f"the model does not take samples of shape {shape}: {said}; give another --shape") from None
-    finally:
-        net.train(was)
-    return counter.get_total_flops() // 2
+    return counter.get_total_flops() // 4 + sum(steps)
 
 
 def layers(names: frozenset[str], layout: Layout) -> list[str]:

@@ -14,6 +14,7 @@ from sparing.core.errors import ConfigError
 from sparing.core.round import Server
 from sparing.engines.engine import Engine, Evaluation, Job
 from sparing.engines.evaluation import Wanted
+from sparing.run.accountant import Account, account
 from sparing.run.bank import Bank
 from sparing.run.config import EvaluateSection, Study
 from sparing.run.folder import Folder
@@ -54,23 +55,27 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     study, began = run.study, time.perf_counter() - run.seconds
     count = cohort_size(run.clients - len(run.job.task.held_out), study.sample)
     wanted = wanted_of(study.evaluate, run.job)
-    for t in range(run.done + 1, study.rounds + 1):
+    spending = spending_of(run.job, count)
+    last = spending.last if spending else study.rounds
+    for t in range(run.done + 1, last + 1):
         ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
         run.server, outcome = run.engine.round(run.server, ids, t)
         evaluation: Evaluation | None = None
-        if t % study.evaluate.every == 0 or t == study.rounds:
+        if spending:
+            outcome = outcome._replace(report=outcome.report | {"epsilon": spending.spent(t)})
+        if t % study.evaluate.every == 0 or t == last:
             evaluation = run.engine.evaluate(run.server, t, wanted)
         record = Record.of(t, outcome, evaluation, time.perf_counter() - began)
         run.table.append(record)
         run.done = t
         if run.folder:
             run.folder.append(t, record, outcome, evaluation)
-            if t % study.checkpoint == 0 or t == study.rounds:
+            if t % study.checkpoint == 0 or t == last:
                 meta = {"round": t, "seconds": record.seconds, "fingerprint": run.fingerprint}
                 run.folder.save(run.server, run.bank, run.rows, meta)
         for log in loggers:
             log(record)
-    result = result_of(run)
+    result = result_of(run, spending)
     if run.folder:
         run.folder.finish(result)
     return result
@@ -87,11 +92,12 @@ def cohort_size(clients: int, sample: int | float) -> int:
 
 
 def wanted_of(section: EvaluateSection, job: Job) -> Wanted:
-    """Who is looked at: at most so many of the clients that train, and the new ones where some were held out."""
+    """Who is looked at: at most so many of the clients that train; also tuned, where the method says how; new ones."""
     training = torch.ones(len(job.task), dtype=torch.bool)
     training[job.task.held_out] = False
     ids = training.nonzero()[:, 0]
-    who = tuple(section.who) + (("new",) if len(job.task.held_out) and "new" not in section.who else ())
+    joined = [("after", job.method.local.tune is not None), ("new", len(job.task.held_out) > 0)]
+    who = tuple(section.who) + tuple(name for name, asked in joined if asked and name not in section.who)
     return Wanted(ids[spread(len(ids), section.clients)], who, section.steps)
 
 
@@ -102,7 +108,14 @@ def spread(clients: int, most: int) -> Tensor:
     return torch.linspace(0, clients - 1, most, dtype=torch.float64).round().long()
 
 
-def result_of(run: Run) -> Result:
+def spending_of(job: Job, count: int) -> Account | None:
+    """What the run spends of its clients' privacy, where the method promises any."""
+    if job.method.privacy is None:
+        return None
+    return account(job.method.privacy, job.fleet, len(job.task), count, job.seed, job.rounds)
+
+
+def result_of(run: Run, spending: Account | None = None) -> Result:
     table = run.table
     return Result(
         task=run.name,
@@ -120,4 +133,6 @@ def result_of(run: Run) -> Result:
         model_sha256=tree.sha256(run.server.model),
         table=table,
         model={name: x[0].cpu().clone() for name, x in run.job.network(run.server.model).items()},
+        epsilon=spending.spent(run.done) if spending else math.nan,
+        stopped=spending.why if spending else "",
     )

@@ -7,7 +7,7 @@ from sparing.core.protocols import Recipe
 from sparing.core.registry import find
 from sparing.task.options import checked, named
 
-PERSONAL = ("personal", "pfedsim")
+PERSONAL = ("personal", "pfedsim", "fedper", "lg-fedavg", "fedrep", "fedbabu")
 """Recipes with options `layers` and `shared`, which the study's `personalization` fills in."""
 
 
@@ -17,6 +17,10 @@ def recipes(method: list[Any], layers: dict[str, list[str]] | None = None) -> li
     `layers` are the options of the entries that keep some layers at home.
     """
     entries = [named("method", entry) for entry in method]
+    names = [name for name, _ in entries]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise ConfigError(f"method names {twice!r} twice; keep one")
     if layers and not any(name in PERSONAL for name, _ in entries):
         names = " + ".join(name for name, _ in entries)
         raise ConfigError(

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PANEL = 1 << 18
+PANEL = 1 << 20
 """Floats of one record that are read at once: large for a disk, small for memory, which holds many records' panels."""
 BATCH = 256 << 20
 """Bytes of panels in memory at once; the next so many are read in the meantime."""

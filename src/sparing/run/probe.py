@@ -8,6 +8,7 @@ from sparing.core.keys import Ctx
 from sparing.core.tree import Tree, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
 from sparing.task.evaluate import evaluate_all
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
@@ -34,6 +35,8 @@ def refuse_misfit(job: Job) -> None:
             raise DataError(f"the model or loss does not take the {name} data ({what}): {said}") from error
     for size, model in enumerate(job.sizes):
         refuse_broken(job, size, model)
+    if job.method.fit is not None:
+        job.method.fit.check(job.model, prepared(task.train.x[:1]))
 
 
 def refuse_broken(job: Job, size: int, model: nn.Module) -> None:

@@ -128,6 +128,8 @@ class Result:
     model_sha256: str
     table: list[Record] = field(repr=False)
     model: dict[str, Tensor] = field(repr=False)  # the trained global model, as a state_dict
+    epsilon: float = math.nan  # what was spent of the clients' privacy, where the method counts it
+    stopped: str = ""  # why the run ended before its last round
 
     def metric(self, name: str) -> list[float]:
         """One number a round of what the method itself reports; NaN where it said nothing."""
@@ -135,10 +137,10 @@ class Result:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds; NaN, where there was nothing to measure, becomes None."""
+        """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
         names = [f.name for f in fields(self) if f.name not in ("table", "model")]
         values = {name: getattr(self, name) for name in names}
-        return {name: None if value != value else value for name, value in values.items()}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
 
 def best(table: list[Record]) -> float:

@@ -23,11 +23,12 @@ from sparing.engines.vector import Vector
 from sparing.run.bank import open_bank
 from sparing.run.config import FleetSection, Study, study_from
 from sparing.run.folder import SERVER_SLOTS, SLOTS, Folder
-from sparing.run.loop import Logger, Run, cohort_size, loop
+from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
 from sparing.run.plan import device_of, settle_plan
 from sparing.run.probe import refuse_misfit
 from sparing.run.results import Result
+from sparing.task.attack import Attack, attackers, flipped
 from sparing.task.build import build_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
 from sparing.task.task import Task
@@ -100,6 +101,9 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
     device = device_of(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
+    fleet = fleet_of(study.fleet, task, study.seed)
+    if fleet.attack is not None and fleet.attack.kind == "label-flip":
+        task = flipped(task, fleet.attack.who)
     model = checked_model(task.build(study.seed)).to(device)
     layout = tree.layout_of(model, static=study.local.buffers == "static")
     count = cohort_size(len(task) - len(task.held_out), study.sample)
@@ -110,13 +114,14 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
         initial=tree.tree_of(model, layout),
         seed=study.seed,
         rounds=study.rounds,
-        fleet=fleet_of(study.fleet, task),
+        fleet=fleet,
         rest=tree.rest_of(model, layout),
     )
     if job.method.fit is not None:
         fit = job.method.fit
         job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
     refuse_misfit(job)
+    spending_of(job, count)  # refuses a budget that does not pay for one round
     plan = settle_plan(study.plan, study.engine, job, count)
     assert not isinstance(plan.chunk, str)
     assert not isinstance(plan.threads, str)
@@ -135,10 +140,13 @@ def checked_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def fleet_of(section: FleetSection, task: Task) -> Fleet:
+def fleet_of(section: FleetSection, task: Task, seed: int) -> Fleet:
     trace = read_trace(section.trace, len(task)) if section.trace else None
     capacity = read_capacity(section.capacity, len(task)) if section.capacity else {}
-    return Fleet(section.available, trace, section.dropout, capacity, task.held_out)
+    attack, said = None, section.attack
+    if said.kind != "none":
+        attack = Attack(said.kind, attackers(seed, len(task), said.share, task.held_out), said.scale)
+    return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack)
 
 
 def fresh(study: Study, job: Job, folder: Folder | None) -> Run:

@@ -1,17 +1,21 @@
-"""Clients as they are: when they can be reached, how often they vanish in mid-round, what their devices can do.
+"""Clients as they are: when they can be reached, how often they vanish in mid-round, what their devices can do, and
+which of them lie.
 
 All of it is keyed: the same seed gives the same absences, whatever the engine and however clients are grouped.
 """
 
 import csv
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparing.core.errors import DataError
+from sparing.core.errors import DataError, nearest
 from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.tree import Tree
+from sparing.task.attack import Attack
 
 
 class Fleet(NamedTuple):
@@ -22,6 +26,7 @@ class Fleet(NamedTuple):
     dropout: float = 0.0  # chance that a client vanishes after training, before its upload
     capacity: dict[str, Tensor] = {}  # noqa: RUF012
     held_out: Tensor | None = None  # ids that are never asked
+    attack: Attack | None = None
 
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
@@ -47,6 +52,10 @@ class Fleet(NamedTuple):
         """Which of these clients drop out of the round: bool `[K]`."""
         return ctx.uniform("dropout", 1)[:, 0] < self.dropout
 
+    def claim(self, start: Tree, after: Tree, ctx: Ctx) -> Tree:
+        """What these clients say they have learned."""
+        return self.attack.claim(start, after, ctx) if self.attack else after
+
 
 def read_trace(path: str | Path, clients: int) -> Tensor:
     """A CSV with the columns client, from, to: client can be reached in rounds from .. to, both included."""
@@ -64,6 +73,10 @@ def read_trace(path: str | Path, clients: int) -> Tensor:
     return trace
 
 
+DECLARED = {"rank": 1.0, "width": 1.0, "up": math.inf, "down": math.inf, "speed": math.inf}
+"""What a device can declare, and the most it can be: rank and width are shares of the full model's."""
+
+
 def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
     """A CSV with the column client and one column for each thing declared, such as rank, up, down, speed."""
     rows = read_rows(path, ("client",), clients)
@@ -72,6 +85,17 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
     if missing is not None:
         raise DataError(f"{path} says nothing of client {missing}; give one row for each of the {clients} clients")
     names = [name for name in rows[0] if name != "client"]
+    ids = [int(row["client"]) for row in rows]
+    twice = next((i for k, i in enumerate(ids) if i in ids[:k]), None) if len(ids) > len(known) else None
+    if twice is not None:
+        raise DataError(f"{path} names client {twice} twice; keep one row")
+    for name in names:
+        if name not in DECLARED:
+            raise DataError(f"{path} has a column {name!r} that nothing reads; {nearest(name, DECLARED)}")
+        for row in rows:
+            if not 0 < row[name] <= DECLARED[name]:
+                most = f"above 0 and at most {DECLARED[name]:g}" if DECLARED[name] < math.inf else "above 0"
+                raise DataError(f"{path}: client {row['client']:g} declares {name} {row[name]:g}; it must be {most}")
     by_id = {int(row["client"]): row for row in rows}
     return {name: torch.tensor([by_id[i][name] for i in range(clients)]) for name in names}
 

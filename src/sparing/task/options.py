@@ -37,6 +37,8 @@ def checked(what: str, name: str, make: Callable[..., Any], options: dict[str, A
                 f"{what} {name!r} has no option {key!r}; {nearest(str(key), known) if known else 'it takes none'}"
             )
         hint = known[key].annotation
+        if isinstance(value, bool) and "bool" not in str(hint) and hint not in (inspect.Parameter.empty, Any):
+            raise ConfigError(f"{name}.{key} is {str(value).lower()}, which is no number or word it could mean")
         try:
             out[key] = value if hint is inspect.Parameter.empty else TypeAdapter(hint).validate_python(value)
         except ValidationError as error:

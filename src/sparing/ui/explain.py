@@ -10,6 +10,7 @@ REMEMBERED = {
     "own": "its own copy of layers",
     "up/residual": "what it could not send yet",
     "local/velocity": "its momentum",
+    "local/control": "its control variates",
 }
 POSITIONS = {
     "none": "",
@@ -42,7 +43,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
     console.print()
     console.print(costs(e), highlight=False)
     if not all(way.exact for size in e.sizes for way in (size.down, size.up)):
-        console.print("≤: at most; the data decides how much less", style="dim")
+        console.print("≤: at most; the data, or the round, decides how much less", style="dim")
+    console.print("per client, in a round after any warm-up that is no full sync", style="dim")
 
 
 def travels(way: Way, everything: int) -> str:

@@ -66,8 +66,12 @@ def print_result(result: Result, folder: str, console: Console) -> None:
         "sent up": f"{megabytes(result.up_bytes)} MB",
         "sent down": f"{megabytes(result.down_bytes)} MB",
         "took": f"{result.rounds} rounds, {result.seconds:.1f} s",
-        "written to": folder,
     }
+    if result.epsilon == result.epsilon:
+        rows["privacy spent"] = f"epsilon {result.epsilon:.4g}"
+    if result.stopped:
+        rows["ended early"] = result.stopped
+    rows["written to"] = folder
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

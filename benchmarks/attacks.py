@@ -1,0 +1,111 @@
+"""Attackers among the MNIST writers: what a fifth of them does to plain averaging and to robust blends.
+
+100 writers, 20 a round, of which 4 attack on average and up to 8 or so by chance; so trimmed mean and Krum are told to
+expect 0.4 of a round. Norms are bounded at about the median of a late honest round. Results are kept in a file, so a
+run that was stopped goes on.
+
+    python benchmarks/attacks.py [--jobs 2] [--seeds 1] [--results FILE]      train, print the table
+    python benchmarks/attacks.py --table                                      print what the file holds
+"""
+
+import argparse
+import json
+import multiprocessing
+import platform
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+METHODS: dict[str, Any] = {
+    "fedavg": "fedavg",
+    "median": "median",
+    "trimmed mean, 0.4": {"trimmed-mean": {"share": 0.4}},
+    "multi-Krum, 0.4": {"krum": {"share": 0.4, "m": "most"}},
+    "geometric median": "geomed",
+    "norm bound 1": {"norm-bound": {"bound": 1.0}},
+}
+ATTACKS = ("none", "label-flip", "sign-flip", "scaled", "nan")
+ROUNDS = 40
+
+
+def train(job: dict[str, Any]) -> dict[str, Any]:
+    """One run, in a process of its own."""
+    import torch
+
+    import sparing
+
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    try:
+        result = sparing.run(
+            {"data": "mnist-writers", "split": "writer", "clients": 100, "model": "lenet5"},
+            [METHODS[job["method"]]],
+            rounds=ROUNDS,
+            sample=20,
+            local={"epochs": 2, "batch": 10, "momentum": 0.9, "lr": 0.03},
+            seed=job["seed"],
+            device="cpu",
+            plan={"threads": 1},
+            fleet={"attack": {"kind": job["attack"], "share": 0.2, "scale": 10.0}},
+            evaluate={"every": ROUNDS, "who": ["global"]},
+        )
+    except sparing.SparingError as error:  # plain averaging stops at the first number that is none
+        return {**job, "failed": str(error)}
+    return {**job, "accuracy": result.accuracy, "seconds": time.perf_counter() - began}
+
+
+def mark(job: dict[str, Any]) -> tuple:
+    return job["method"], job["attack"], job["seed"]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_all(path: Path, seeds: int, count: int) -> None:
+    known = {mark(r) for r in read(path)}
+    jobs = [{"method": m, "attack": a, "seed": s} for s in range(seeds) for m in METHODS for a in ATTACKS]
+    todo = [job for job in jobs if mark(job) not in known]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool, open(path, "a") as file:
+        for result in pool.imap_unordered(train, todo):
+            file.write(json.dumps(result) + "\n")
+            file.flush()
+
+
+def table(done: list[dict[str, Any]]) -> str:
+    lines = [f"| method | {' | '.join(ATTACKS)} |", "|---" * (len(ATTACKS) + 1) + "|"]
+    for method in METHODS:
+        lines.append(f"| {method} | {' | '.join(cell(done, method, attack) for attack in ATTACKS)} |")
+    return "\n".join(lines)
+
+
+def cell(done: list[dict[str, Any]], method: str, attack: str) -> str:
+    runs = [r for r in done if mark(r)[:2] == (method, attack)]
+    scores = [100 * r["accuracy"] for r in runs if "failed" not in r]
+    words = [f"{statistics.mean(scores):.1f} ± {statistics.pstdev(scores):.1f}"] if scores else []
+    if len(scores) < len(runs):
+        words.append(f"{len(runs) - len(scores)} of {len(runs)} stopped")
+    return ", ".join(words)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--jobs", type=int, default=2)
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--results", type=Path, default=Path("runs/attacks.jsonl"))
+    options.add_argument("--table", action="store_true")
+    args = options.parse_args()
+    if not args.table:
+        import torch
+
+        began = time.perf_counter()
+        run_all(args.results, args.seeds, args.jobs)
+        print(f"{platform.machine()}, torch {torch.__version__}, cpu, {args.jobs} at a time, {args.seeds} seeds,")
+        print(f"{ROUNDS} rounds, {time.perf_counter() - began:.0f} s\n")
+    print(table(read(args.results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Normal numbers from hash words, by elementary arithmetic alone: the same bits in any row, on any device.
+
+Library logarithms, sines and cosines differ in their last bits between devices, and between the middle and the end of a
+row. Here the Box-Muller transform is written out in float64 additions, products, quotients and roots, which all round
+alike. The largest number that can come out is 8.6.
+"""
+
+import math
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparing.core.keys import Ctx, hashes
+
+Words = Callable[[Ctx, str, int], Tensor]
+"""(ctx, tag, n) -> n 64-bit words for each client, `[K, n]`."""
+
+BITS = 52
+LOG = [2 / (2 * k + 1) for k in range(12)]  # log((1 + s) / (1 - s)) = s * sum LOG[k] s^2k
+COS = [(-1) ** k / math.factorial(2 * k) for k in range(9)]
+SIN = [(-1) ** k / math.factorial(2 * k + 1) for k in range(9)]
+
+
+def keyed(ctx: Ctx, tag: str, n: int) -> Tensor:
+    """Known to everyone who knows the seed: for simulations."""
+    return hashes(ctx.keys(tag), n)
+
+
+def secret(ctx: Ctx, tag: str, n: int) -> Tensor:
+    """From the operating system: nobody can draw them again."""
+    k = len(ctx.ids)
+    return torch.frombuffer(bytearray(os.urandom(8 * k * n)), dtype=torch.int64).reshape(k, n).to(ctx.ids.device)
+
+
+def normal(words: Words, ctx: Ctx, tag: str, n: int) -> Tensor:
+    """`[K, n]` float64, independent standard normal numbers."""
+    if n == 0:
+        return torch.zeros(len(ctx.ids), 0, dtype=torch.float64, device=ctx.ids.device)
+    drawn = words(ctx, tag, n + n % 2)
+    return torch.cat([from_words(row[None], n) for row in drawn])
+
+
+def from_words(words: Tensor, n: int) -> Tensor:
+    """Pairs of words become pairs of normal numbers: sqrt(-2 log u) times the cosine and the sine of an angle."""
+    first, second = words.chunk(2, dim=1)
+    radius = (-2 * log(unit(first))).sqrt_()
+    turn = (unit(second) - 0.5) * (math.pi / 2)  # an eighth of a circle either way; two more bits say which quarter
+    square = turn * turn
+    cos, sin = series(COS, square), series(SIN, square).mul_(turn)
+    quarter = second & 3
+    swapped, left, below = quarter % 2 == 1, (quarter == 1) | (quarter == 2), quarter >= 2
+    x, y = torch.where(swapped, sin, cos), torch.where(swapped, cos, sin)
+    x, y = torch.where(left, -x, x), torch.where(below, -y, y)
+    return torch.cat([radius * x, radius * y], dim=1)[:, :n]
+
+
+def unit(words: Tensor) -> Tensor:
+    """In (0, 1), from the top bits; exact."""
+    return (((words >> (64 - BITS)) & ((1 << BITS) - 1)).double() + 0.5) * 2.0**-BITS
+
+
+def log(u: Tensor) -> Tensor:
+    """Of numbers in (0, 1), to 1e-14."""
+    m, e = torch.frexp(u)
+    low = m < math.sqrt(0.5)
+    m, e = torch.where(low, 2 * m, m), e.double() - low.double()
+    s = (m - 1) / (m + 1)
+    return series(LOG, s * s).mul_(s) + e * math.log(2)
+
+
+def series(c: list[float], x: Tensor) -> Tensor:
+    """c[0] + c[1] x + c[2] x^2 + ..., each product and sum a pass of its own, so that no device fuses them."""
+    out = torch.full_like(x, c[-1])
+    for a in reversed(c[:-1]):
+        out.mul_(x).add_(a)
+    return out

@@ -1,0 +1,108 @@
+"""Updates made hard to read before they leave: noise, or a random change of basis. Neither is a guarantee.
+
+noise     every shared layer gets normal noise, `scale` times the root mean square of its entries
+rotate    the shared entries of a layer are shuffled, given random signs, and mixed by Hadamard matrices. The key is the
+          run's: whoever has it turns them back, as the server does on arrival. Others see the length of the layer's
+          update and little else.
+
+A vector of n entries needs no filling up: it is cut into blocks of 2^k entries, one for every bit of n, the largest
+first, and each block is mixed for itself.
+"""
+
+import torch
+from torch import Tensor
+
+from sparing.core.keys import Ctx, hashes
+from sparing.core.normal import keyed, normal
+from sparing.core.parcel import Parcel, cleared, sent
+from sparing.core.protocols import Codec, View
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, column, flat
+
+NAME = "obfuscate"
+
+
+def noised(layout: Layout, scale: float) -> Codec:
+    """v + scale * rms(v) * N(0, 1) wherever something is sent, layer by layer."""
+    params = frozenset(layout.params)
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        leaves = dict(parcel.leaves)
+        for name in params & leaves.keys():
+            leaf = leaves[name]
+            x, mask = leaf.value.double(), sent(leaf)
+            rms_K = (total(x.square()) / inside(mask, x).sum(dim=1).clamp(min=1)).sqrt()
+            drawn = normal(keyed, view.ctx, f"{NAME}/{name}", x[0].numel()).reshape(x.shape)
+            value = (x + column(scale * rms_K, x) * drawn).to(leaf.value.dtype)
+            leaves[name] = leaf._replace(value=cleared(value, mask))
+        return Parcel(leaves, parcel.notes), state
+
+    traits = {"values", "noisy"} if scale >= 1 else {"values"}
+    return Codec(encode, name=NAME, lossy=True, traits=frozenset(traits))
+
+
+def rotated(layout: Layout) -> Codec:
+    """The same entries in a basis that only those with the key know."""
+    params = frozenset(layout.params)
+
+    def each(parcel: Parcel, ctx: Ctx, back: bool) -> Parcel:
+        leaves = dict(parcel.leaves)
+        for name in params & leaves.keys():
+            leaf = leaves[name]
+            mask = inside(leaf.scope, leaf.value)
+            words = hashes(ctx.keys(f"{NAME}/{name}"), mask.shape[1])
+            rows = zip(flat(leaf.value), words, mask.expand(len(leaf.value), -1), strict=True)
+            value = torch.stack([turned(x, word, here, back) for x, word, here in rows]).reshape(leaf.value.shape)
+            leaves[name] = leaf._replace(value=value)
+        return Parcel(leaves, parcel.notes)
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        return each(parcel, view.ctx, back=False), state
+
+    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
+        return each(parcel, ctx, back=True)
+
+    return Codec(encode, decode, name=NAME, traits=frozenset({"mixes", "values"}))
+
+
+def inside(mask: Tensor | None, value: Tensor) -> Tensor:
+    """The mask as bool `[K or 1, n]`."""
+    if mask is None:
+        return torch.ones(1, value[0].numel(), dtype=torch.bool, device=value.device)
+    return flat(mask.expand(-1, *value.shape[1:]))
+
+
+def turned(x: Tensor, words: Tensor, mask: Tensor, back: bool) -> Tensor:
+    """One row, `[n]`: its entries in scope in another basis, or back in their own."""
+    places = mask.nonzero()[:, 0]
+    order, sign = words[places].argsort(), torch.where(words[places] & 1 == 1, 1.0, -1.0).double()
+    v = x[places].double()
+    if back:
+        v = torch.empty_like(v).index_copy_(0, order, mixed(v)) * sign
+    else:
+        v = mixed((v * sign)[order])
+    return torch.zeros_like(x).index_copy_(0, places, v.to(x.dtype))
+
+
+def mixed(x: Tensor) -> Tensor:
+    """Hadamard's matrix, of length one, on blocks of powers of two: its own inverse."""
+    parts, start = [], 0
+    for k in reversed(range(len(x).bit_length())):
+        if len(x) >> k & 1:
+            parts.append(hadamard(x[start : start + (1 << k)]) * 2.0 ** (-k / 2))
+            start += 1 << k
+    return torch.cat(parts) if parts else x
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """H x for `[2^k]`, by sums and differences in a fixed order.
+
+    >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    tensor([10., -2., -4.,  0.])
+    """
+    step = 1
+    while step < len(x):
+        x = x.view(-1, 2, step)
+        x = torch.stack([x[:, 0] + x[:, 1], x[:, 0] - x[:, 1]], dim=1).reshape(-1)
+        step *= 2
+    return x

@@ -1,0 +1,171 @@
+"""Differential privacy of whole clients: no update is longer than C, and normal noise covers what one can change.
+
+    u_k <- u_k min(1, C / |u_k|)                        on the client, and once more on the server
+    central:  mean <- (sum u_k + N(0, (z C)^2)) / m     the server adds noise to the sum of the m updates that arrived
+    local:    u_k <- u_k + N(0, (z C)^2)                every client adds noise to its own update before it is sent
+
+|u_k| is taken over everything that leaves the client. Adaptive clipping: each client says whether |u_k| <= C, b_k in
+{0, 1}, and the server moves C towards the `quantile` of the lengths:
+
+    b = (sum b_k + N(0, s^2)) / m,    C <- C exp(-rate (b - quantile))
+
+Replacing a client changes sum b_k by 1 at most and sum u_k by 2 C, so together the two cost what noise z alone would,
+if the updates get z_u C with z_u = (z^-2 - (2 s)^-2)^(-1/2).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import MethodError, WireError, check_range
+from sparing.core.keys import Ctx
+from sparing.core.normal import Words, keyed, normal
+from sparing.core.parcel import Parcel, Schema, cleared
+from sparing.core.private import STAGE
+from sparing.core.protocols import Arrival, Blended, Codec, Report, Rows, Step, View, Weigh
+from sparing.core.reduce import total
+from sparing.core.tree import Tree, column
+
+CLIP, WITHIN = "clip", "within"
+SUMMED = 1e-12
+"""More than the rounding of a float64 sum, of however many terms, as a share of it."""
+
+
+class Adapt(NamedTuple):
+    """How the bound follows the lengths of the updates."""
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    noise: float | None = None  # s, on the count of those within the bound; None: see `on_count`
+
+
+evenly = Weigh(
+    of=lambda state, arrival: (
+        torch.ones(len(arrival.ctx.ids), dtype=torch.float64, device=arrival.ctx.ids.device),
+        {},
+    ),
+    most=lambda ctx: float(ctx.cohort),
+    name="uniform",
+)
+"""Every client counts alike."""
+
+
+def clipped(update: Tree, bound_K: Tensor) -> tuple[Tree, Tensor]:
+    """No longer than the bound, each client's update over all its tensors, and how long it was, `[K]`.
+
+    What is scaled is made a little shorter than the bound, so that rounding cannot carry it beyond; entries that would
+    be rounded more coarsely, because they are hardly numbers any more, become zero. Clipping twice is clipping once.
+    """
+    square_K = torch.zeros_like(bound_K)
+    for name in sorted(update):
+        square_K = square_K + total(update[name].double().square())
+    length_K = square_K.sqrt()
+    short = 2 * max((torch.finfo(x.dtype).eps for x in update.values()), default=0.0)
+    factor_K = torch.where(length_K > bound_K * (1 - SUMMED), bound_K * (1 - max(short, 2 * SUMMED)) / length_K, 1.0)
+    return {name: scaled(x, column(factor_K, x)) for name, x in update.items()}, length_K
+
+
+def scaled(x: Tensor, factor_K: Tensor) -> Tensor:
+    y = x.double() * factor_K
+    return torch.where((factor_K < 1) & (y.abs() < torch.finfo(x.dtype).tiny), 0.0, y).to(x.dtype)
+
+
+def clip(bound: float, adapt: bool = False) -> Codec:
+    """The client's part of central noise: clip, and with `adapt` say whether there was nothing to clip."""
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        bound_K = view.notes[CLIP].double() if adapt else everyone(bound, view.ctx)
+        values, length_K = clipped({name: leaf.value for name, leaf in parcel.leaves.items()}, bound_K)
+        leaves = {name: leaf._replace(value=values[name]) for name, leaf in parcel.leaves.items()}
+        said = {WITHIN: (length_K <= bound_K).float()} if adapt else {}
+        return Parcel(leaves, parcel.notes | said), state
+
+    def schema(expected: Schema, ctx: Ctx) -> Schema:
+        return expected._replace(notes=expected.notes | ({WITHIN: 1} if adapt else {}))
+
+    return Codec(encode, schema=schema, name=STAGE)
+
+
+def local(bound: float, noise: float, words: Words = keyed) -> Codec:
+    """Clip and add noise before anything is sent. Samples are reported as one and the loss as zero: they would tell."""
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        values, _ = clipped({name: x.value for name, x in parcel.leaves.items()}, everyone(bound, view.ctx))
+        leaves = dict(parcel.leaves)
+        for name, x in values.items():
+            drawn = normal(words, view.ctx, f"dp/{name}", x[0].numel()).reshape(x.shape)
+            value = (x.double() + noise * bound * drawn).to(x.dtype)
+            leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
+        hidden = {"n": torch.ones_like(parcel.notes["n"]), "loss": torch.zeros_like(parcel.notes["loss"])}
+        return Parcel(leaves, parcel.notes | hidden), state
+
+    return Codec(encode, name=STAGE, lossy=True, traits=frozenset({"noisy"}))
+
+
+def central(bound: float, noise: float, adapt: Adapt | None = None, words: Words = keyed) -> Step:
+    """The server's part: clip what arrived, whatever its stages made of it, and add noise to the sum."""
+    if adapt is not None and adapt.noise is not None:
+        check_range("dp.count_noise", adapt.noise, noise / 2, 1e6, open_low=True)
+
+    def init(model: Tree, clients: int) -> Tree:
+        device = next(iter(model.values())).device
+        return {CLIP: torch.full((1,), bound, dtype=torch.float32, device=device)}
+
+    def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
+        return model, {CLIP: state[CLIP].expand(len(ctx.ids))}
+
+    def receive(state: Tree, arrival: Arrival) -> Arrival:
+        return arrival._replace(update=clipped(arrival.update, everyone(float(state[CLIP]), arrival.ctx))[0])
+
+    def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
+        if adapt is None:
+            return {}
+        within_K = arrival.notes[WITHIN]
+        odd = (within_K != 0) & (within_K != 1)
+        if bool(odd.any()):
+            k = int(odd.nonzero()[0])
+            who, value = int(arrival.ctx.ids[k]), float(within_K[k])
+            raise WireError(f"round {arrival.ctx.round}: client {who} reported {value:g} as `within`; it is 0 or 1")
+        return {WITHIN: within_K}
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        if blended.apart:
+            raise MethodError(
+                f"dp in central mode needs clients that share the same coordinates, but those of "
+                f"{min(blended.apart)!r} differ; use one mask for all, or mode: local"
+            )
+        m, length = len(blended.ids), float(state[CLIP])
+        deviation = on_updates(noise, adapt, ctx) * length / m
+        update = {}
+        for name, x in blended.update.items():
+            drawn = normal(words, ctx.common, f"dp/{name}", x.numel()).reshape(x.shape)
+            update[name] = cleared(x + deviation * drawn, blended.covered[name])
+        report = {"dp_clip": length, "dp_noise": deviation}
+        if adapt is None:
+            return update, state, report
+        drawn = float(normal(words, ctx.common, "dp within", 1))
+        share = (float(blended.seen[WITHIN].double().sum()) + on_count(noise, adapt, ctx) * drawn) / m
+        after = length * math.exp(-adapt.rate * (share - adapt.quantile))
+        return update, {CLIP: torch.full_like(state[CLIP], after)}, report
+
+    if adapt is None:
+        return Step(apply, init, watch, name=STAGE, needs_mean=True, receive=receive)
+    return Step(apply, init, watch, STAGE, needs_mean=True, serve=serve, notes={CLIP: 1}, receive=receive)
+
+
+def on_count(noise: float, adapt: Adapt, ctx: Ctx) -> float:
+    """s: a twentieth of the cohort, but in a small cohort as much as z, so that enough is left for the updates."""
+    return max(ctx.cohort / 20, noise) if adapt.noise is None else adapt.noise
+
+
+def on_updates(noise: float, adapt: Adapt | None, ctx: Ctx) -> float:
+    """z_u: what is left of the noise for the updates, once the count of those within the bound has its part."""
+    if adapt is None or noise == 0:
+        return noise
+    return (noise**-2 - (2 * on_count(noise, adapt, ctx)) ** -2) ** -0.5
+
+
+def everyone(value: float, ctx: Ctx) -> Tensor:
+    return torch.full((len(ctx.ids),), value, dtype=torch.float64, device=ctx.ids.device)

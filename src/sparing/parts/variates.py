@@ -1,0 +1,99 @@
+"""Control variates (SCAFFOLD), the method's side: who counts how much, and what the server makes of the changes.
+
+The server's c moves by (1 / N) sum over those here of the change of c_k, so that it stays the mean of c_k over all N
+clients. What is blended is a mean over those here, so it is scaled by their part in all: |S| / N, or with weights by
+samples the part of all samples that they hold.
+"""
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import MethodError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Cut, Cuts, Parcel
+from sparing.core.protocols import Arrival, Blended, Method, Phase, Report, Share, Step, Weigh, by_samples
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree
+
+SUFFIX = "control"
+
+
+def uniform(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
+    return torch.ones_like(arrival.notes["n"], dtype=torch.float64), {}
+
+
+evenly = Weigh(uniform, most=lambda ctx: float(ctx.cohort), name="uniform")
+"""Every client counts the same."""
+
+
+def whole(names: list[str]) -> Share:
+    """The control variates of these tensors, both ways."""
+    cuts: Cuts = {f"{name}.{SUFFIX}": Cut() for name in names}
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts)
+
+
+def zeros(model: Tree, names: list[str]) -> Tree:
+    """The server's control variates before the first round."""
+    return {f"{name}.{SUFFIX}": torch.zeros_like(model[name]) for name in names}
+
+
+def memories(layout: Layout, names: list[str]) -> Tree:
+    """A client's own control variates before its first round, leaves `[1, ...]`."""
+    return {f"{SUFFIX}/{name}": torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in names}
+
+
+def unsent(decoded: Parcel, memory: Tree) -> Tree:
+    """Whose upload was lost has not taken part: the change is taken back, to rounding."""
+    leaves, out = decoded.leaves, dict(memory)
+    for key in memory:
+        name = f"{key.removeprefix(SUFFIX + '/')}.{SUFFIX}"
+        if key.startswith(f"{SUFFIX}/") and name in leaves:
+            out[key] = memory[key] - leaves[name].value
+    return out
+
+
+def part_of_all(names: list[str], weights: str) -> Step:
+    """Scales the mean change of the control variates by the part of all clients, or samples, that is here."""
+
+    def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
+        return {"n": arrival.notes["n"]}
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        share = len(blended.ids) / (ctx.clients - ctx.held)
+        if weights == "samples":
+            share = float(total(blended.seen["n"][None])) / ctx.samples
+        ours = {f"{name}.{SUFFIX}" for name in names}
+        return {name: x * share if name in ours else x for name, x in blended.update.items()}, state, {}
+
+    return Step(apply, watch=watch, name="scaffold", needs_mean=True, check=refuse_unlike)
+
+
+def refuse_unlike(method: Method) -> None:
+    """The server's c is a mean over all clients, of what is shared, only if every change of a c_k counts as it is."""
+    home, blend = method.share.private, method.blend
+    for name in method.layout.params:
+        if f"{name}.{SUFFIX}" in method.layout.extra and (name in home) != (f"{name}.{SUFFIX}" in home):
+            raise MethodError(
+                "a recipe after scaffold keeps layers at home, where nothing is to be corrected; put scaffold after it"
+            )
+    odd = [step.name for step in blend.steps if step.receive is not None or (step.serve and not step.notes)]
+    if blend.weigh.name not in (by_samples.name, evenly.name):
+        odd.append(blend.weigh.name)
+    if method.privacy is not None:
+        odd.append("dp")
+    if odd:
+        raise MethodError(
+            "scaffold's control variates are means over all clients, which needs one model for all, updates as "
+            f"they are, and weights that stay the same; drop {odd[0]!r}"
+        )
+
+
+def refuse_memory(phases: tuple[Phase, ...]) -> None:
+    """(x - y) / (T lr) is a mean gradient only where every step is lr times a gradient."""
+    for phase in phases:
+        if phase.optimiser != "sgd" or phase.momentum:
+            seen = phase.optimiser if phase.optimiser != "sgd" else f"momentum {phase.momentum:g}"
+            raise MethodError(
+                f"scaffold needs plain SGD in local training, seen {seen}; set local.optimiser to sgd "
+                "and local.momentum to 0"
+            )

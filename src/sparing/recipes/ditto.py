@@ -1,0 +1,33 @@
+from sparing.core.compose import beside
+from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.core.tree import Tree, with_extra
+from sparing.parts import phases as parts
+from sparing.parts import second
+
+
+@recipe("ditto", paper="Li et al. 2020, arXiv:2012.04221")
+def ditto(lam: float = 0.1, epochs: int | None = None, lr: float | None = None) -> Recipe:
+    """Beside the shared model, every client trains one of its own that is drawn to the shared one, and uses that."""
+    check_range("ditto.lam", lam, 0, float("inf"))
+    if lr is not None and not lr > 0:
+        raise ConfigError(f"ditto.lr is {lr}; it must be above 0")
+
+    def apply(method: Method) -> Method:
+        if method.local.second or method.local.tune:
+            raise MethodError("ditto and a recipe before it both say which model a client uses; drop one of them")
+        names, first = [name for name in method.layout.shapes if name not in method.layout.extra], method.extra
+
+        def extra(model: Tree) -> Tree:
+            more = first(model)
+            return more | second.copied(model | more, names)
+
+        return method._replace(
+            layout=with_extra(method.layout, names, second.SUFFIX),
+            share=beside(method.share, second.alone(names)),
+            extra=extra,
+            local=method.local._replace(second=parts.drawn(method.local.phases, lam, epochs, lr)),
+        )
+
+    return apply

@@ -1,0 +1,50 @@
+from typing import Literal
+
+from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.normal import keyed, secret
+from sparing.core.protocols import Method, Privacy, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import privacy
+
+SMALLEST = 1e-20
+
+
+@recipe("dp", paper="McMahan et al. 2018, arXiv:1710.06963; adaptive clipping, Andrew et al. 2021, arXiv:1905.03871")
+def dp(
+    noise: float = 1.0,
+    clip: float = 1.0,
+    mode: Literal["central", "local"] = "central",
+    epsilon: float | None = None,
+    delta: float | None = None,
+    adaptive: bool = False,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+    count_noise: float | None = None,
+    source: Literal["seed", "system"] = "seed",
+) -> Recipe:
+    """Differential privacy of whole clients: clip each update, add noise to what is shared, count epsilon."""
+    check_range("dp.noise", noise, 0, 1e6)
+    check_range("dp.clip", clip, SMALLEST, 1e6)
+    if epsilon is not None:
+        check_range("dp.epsilon", epsilon, 0, float("inf"), open_low=True)
+    if delta is not None and not 0 < delta < 1:
+        raise ConfigError(f"dp.delta is {delta}; it must be above 0 and below 1")
+    check_range("dp.quantile", quantile, 0, 1)
+    check_range("dp.rate", rate, 0, 10, open_low=True)
+    if adaptive and mode == "local":
+        raise ConfigError("dp.adaptive needs the server's noise on the count of clients; use mode: central")
+    words = secret if source == "system" else keyed
+
+    def apply(method: Method) -> Method:
+        if method.privacy is not None:
+            raise MethodError("dp stands twice in the list; keep one")
+        method = method._replace(privacy=Privacy(noise, mode, epsilon, delta))
+        if mode == "local":
+            return method._replace(up=(*method.up, privacy.local(clip, noise, words)))
+        adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None
+        blend = method.blend
+        weigh = privacy.evenly if blend.weigh.name == "samples" else blend.weigh  # another one is refused later
+        blend = blend._replace(weigh=weigh, steps=(privacy.central(clip, noise, adapt, words), *blend.steps))
+        return method._replace(up=(*method.up, privacy.clip(clip, adaptive)), blend=blend)
+
+    return apply

@@ -1,0 +1,34 @@
+from typing import Literal
+
+from sparing.core.compose import narrow
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import layers as parts
+from sparing.parts import phases
+
+
+@recipe("fedbabu", paper="Oh et al. 2021, arXiv:2106.06042")
+def fedbabu(
+    layers: list[str] | None = None,
+    shared: list[str] | None = None,
+    tune: Literal["all", "head", "body"] = "all",
+    epochs: int | None = None,
+    lr: float | None = None,
+) -> Recipe:
+    """Train and share the body only, under a head that stays as it was built; tune a copy before it is evaluated."""
+
+    def apply(method: Method) -> Method:
+        if method.local.second or method.local.tune:
+            raise MethodError("fedbabu and a recipe before it both say which model a client uses; drop one of them")
+        home, params = parts.split(method.layout, layers, shared), frozenset(method.layout.params)
+        parted = {"all": None, "head": params & home, "body": params - home}
+        if not params - home or parted[tune] == frozenset():
+            raise MethodError(f"fedbabu trains the body and tunes {tune}, but no layer is left for it; name some")
+        local = method.local._replace(
+            phases=phases.only(method.local.phases, params - home, "fedbabu"),
+            tune=phases.tuning(epochs, lr, parted[tune], "fedbabu"),
+        )
+        return method._replace(share=narrow(method.share, parts.at_home(method.layout, home)), local=local)
+
+    return apply

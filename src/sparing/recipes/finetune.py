@@ -1,0 +1,17 @@
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import phases as parts
+
+
+@recipe("finetune", paper="fine-tuning after FedAvg, as in Yu et al. 2020, arXiv:2002.04758")
+def finetune(epochs: int | None = None, lr: float | None = None) -> Recipe:
+    """Train as before; every client tunes a copy of what it would start from before it is evaluated."""
+    tune = parts.tuning(epochs, lr, None, "finetune")
+
+    def apply(method: Method) -> Method:
+        if method.local.second or method.local.tune:
+            raise MethodError("finetune and a recipe before it both say which model a client uses; drop one of them")
+        return method._replace(local=method.local._replace(tune=tune))
+
+    return apply

@@ -1,0 +1,16 @@
+from typing import Literal
+
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import robust
+
+
+@recipe("krum", paper="Blanchard et al. 2017, arXiv:1703.02757")
+def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
+    """The update that is nearest to its neighbours, or the mean of the m nearest (multi-Krum); not weighted."""
+    rule = robust.krum(share, m)
+
+    def apply(method: Method) -> Method:
+        return robust.collecting(method, "krum", rule)
+
+    return apply

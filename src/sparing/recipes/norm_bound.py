@@ -1,0 +1,14 @@
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import bound as parts
+
+
+@recipe("norm-bound", paper="Sun et al. 2019, arXiv:1911.07963")
+def norm_bound(bound: float) -> Recipe:
+    """Scale every update down to a norm of at most `bound` before it is averaged."""
+    step = parts.norm_bound(bound)
+
+    def apply(method: Method) -> Method:
+        return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps), lenient=True))
+
+    return apply

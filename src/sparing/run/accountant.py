@@ -1,0 +1,119 @@
+"""What a run has spent of its clients' privacy: (epsilon, delta) after t rounds, by Rényi accounting.
+
+Neighbours are runs in which one client's data is replaced by other data, whatever it is. That changes a sum of clipped
+updates by 2 C, so noise z C counts as a Gaussian mechanism of noise multiplier z / 2.
+
+central   whoever sees every round's model, but not who took part in it. Each round is a Gaussian mechanism on a cohort
+          of n drawn without replacement from those present; where that bound is looser than no sampling at all, it is
+          taken without sampling.
+local     whoever sees every upload and knows whose it is: no sampling. For the client that took part most often.
+
+Both are pure functions of the study, so nothing has to be kept or restored.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sparing.core.errors import ConfigError
+from sparing.core.protocols import Privacy
+from sparing.task.fleet import Fleet
+
+Times = Counter[tuple[int, int]]
+"""How many rounds drew n clients from a pool: `times[pool, n]`."""
+
+
+class Account(NamedTuple):
+    """`spent(t)` is epsilon after round t; `last` the last round that can be paid for, `why` if not all can."""
+
+    spent: Callable[[int], float]
+    last: int
+    why: str = ""
+
+
+def account(privacy: Privacy, fleet: Fleet, clients: int, count: int, seed: int, rounds: int) -> Account:
+    """Of a run that asks `count` of its clients a round. A budget that does not pay for one round is refused."""
+    training = clients - (0 if fleet.held_out is None else len(fleet.held_out))
+    delta = privacy.delta if privacy.delta is not None else max(training, 2) ** -1.1
+
+    history = (participations if privacy.mode == "local" else cohorts)(fleet, clients, count, seed)
+    known: list[Times] = []
+
+    def spent(t: int) -> float:
+        known.extend(itertools.islice(history, max(0, t + 1 - len(known))))
+        return epsilon(privacy.noise, known[t], delta)
+
+    if privacy.epsilon is None or spent(rounds) <= privacy.epsilon:
+        return Account(spent, rounds)
+    if spent(1) > privacy.epsilon:
+        raise ConfigError(
+            f"dp.epsilon is {privacy.epsilon:g}, but one round spends {spent(1):.3g} (delta {delta:.2g}): raise noise"
+        )
+    low, high = 1, rounds  # low can be paid for, high cannot
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(middle) <= privacy.epsilon else (low, middle)
+    return Account(
+        spent,
+        low,
+        f"round {high} of {rounds} would spend epsilon {spent(high):.4g}, more than dp.epsilon {privacy.epsilon:g}",
+    )
+
+
+def epsilon(noise: float, times: Times, delta: float) -> float:
+    """After `times[pool, n]` rounds with cohorts of n out of pool clients.
+
+    >>> round(epsilon(8.0, Counter({(1000, 20): 100}), delta=1e-5), 4)
+    0.4002
+    """
+    if noise == 0 and any(times.values()):
+        return math.inf
+    orders, spent = library().DEFAULT_RDP_ORDERS, 0.0
+    for (pool, n), often in times.items():
+        spent = spent + often * np.array(divergence(noise, pool, n))
+    return float(library().compute_epsilon(orders, np.broadcast_to(spent, len(orders)), delta)[0])
+
+
+@cache
+def divergence(noise: float, pool: int, n: int) -> tuple[float, ...]:
+    """Of one round, by Rényi order."""
+    from dp_accounting import GaussianDpEvent, NeighboringRelation, SampledWithoutReplacementDpEvent
+
+    def of(event: Any) -> np.ndarray:
+        accountant = library().RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+        return accountant.compose(event)._rdp  # composing a round anew for every round would take seconds
+
+    whole = GaussianDpEvent(noise / 2)
+    return tuple(np.minimum(of(whole), of(SampledWithoutReplacementDpEvent(pool, n, whole))) if n < pool else of(whole))
+
+
+def library() -> Any:
+    try:
+        from dp_accounting.rdp import rdp_privacy_accountant
+    except ImportError:
+        raise ConfigError("dp counts epsilon with dp-accounting, which is missing: pip install dp-accounting") from None
+    return rdp_privacy_accountant
+
+
+def cohorts(fleet: Fleet, clients: int, count: int, seed: int) -> Iterator[Times]:
+    """After 0, 1, 2, ... rounds: how many of them drew how many clients from how many present."""
+    found: Times = Counter()
+    for t in itertools.count(1):
+        yield Counter(found)
+        pool = int(fleet.present(seed, t, clients).sum())
+        if pool:
+            found[pool, min(count, pool)] += 1
+
+
+def participations(fleet: Fleet, clients: int, count: int, seed: int) -> Iterator[Times]:
+    """After 0, 1, 2, ... rounds: how often the client took part that did so most often, each time known to have."""
+    times = torch.zeros(clients, dtype=torch.int64)
+    for t in itertools.count(1):
+        yield Counter({(1, 1): int(times.max())})
+        times[fleet.cohort(seed, t, clients, count)] += 1

@@ -1,0 +1,75 @@
+"""Simulated attackers: a fixed share of the clients, to test blends against.
+
+label-flip    they train on wrong labels, y -> classes - 1 - y
+sign-flip     they send -scale times their update
+scaled        they send scale times their update, as if to replace the model
+nan           they send no numbers at all
+
+They train, remember and are evaluated like everybody else; only what they train on, or what they say, is wrong.
+"""
+
+import copy
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError
+from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.tree import Tree, column
+from sparing.task.task import Task
+
+
+class Attack(NamedTuple):
+    kind: str
+    who: Tensor  # bool [N]
+    scale: float = 10.0
+
+    def claim(self, start: Tree, after: Tree, ctx: Ctx) -> Tree:
+        """What these K clients say they have learned; counters are left alone."""
+        bad_K = self.who[ctx.ids.cpu()].to(ctx.ids.device)
+        if self.kind == "label-flip" or not bool(bad_K.any()):
+            return after
+        floats = {name: x for name, x in after.items() if x.is_floating_point()}
+        return after | {name: torch.where(column(bad_K, x), self.said(start[name], x), x) for name, x in floats.items()}
+
+    def said(self, start: Tensor, after: Tensor) -> Tensor:
+        if self.kind == "nan":
+            return torch.full_like(after, torch.nan)
+        factor = self.scale if self.kind == "scaled" else -self.scale
+        return start + factor * (after - start)
+
+
+def attackers(seed: int, clients: int, share: float, held_out: Tensor) -> Tensor:
+    """Who attacks, the whole run through: bool `[N]`, a share of the clients that train, chosen by key.
+
+    >>> attackers(seed=0, clients=10, share=0.2, held_out=torch.tensor([3])).nonzero()[:, 0]
+    tensor([0, 9])
+    """
+    who, trains = torch.zeros(clients, dtype=torch.bool), torch.ones(clients, dtype=torch.bool)
+    trains[held_out] = False
+    ids = trains.nonzero()[:, 0]
+    count = int(share * len(ids) + 0.5)
+    if count < 1:
+        raise ConfigError(f"fleet.attack.share is {share} of {len(ids)} clients, which is nobody; raise it")
+    everyone = torch.tensor([EVERYONE])
+    words = hashes(Ctx(seed, 0, 0, everyone, everyone, clients, 0).keys("attackers"), clients)[0]
+    who[ids[words[ids].argsort()[:count]]] = True
+    return who
+
+
+def flipped(task: Task, who: Tensor) -> Task:
+    """The same task, in which these clients train on labels turned around; nobody's test samples change."""
+    data = task.train
+    if data.y.is_floating_point():
+        raise ConfigError("fleet.attack.kind is label-flip, but the targets are no classes; use another kind")
+    seen = [data.y, *(x.y for x in (task.test, task.validation) if x is not None)]
+    seen += [task.test_all[1]] if task.test_all is not None else []
+    last, y = max(int(labels.max()) for labels in seen if labels.numel()), data.y.clone()
+    for i in who.nonzero()[:, 0].tolist():
+        span = slice(int(data.start[i]), int(data.start[i]) + int(data.count[i]))
+        y[span] = last - y[span]
+    other = copy.copy(task)
+    other.train = replace(data, y=y)
+    return other
