@@ -84,7 +84,9 @@ def table(done: list[dict[str, Any]]) -> str:
 def cell(done: list[dict[str, Any]], method: str, attack: str) -> str:
     runs = [r for r in done if mark(r)[:2] == (method, attack)]
     scores = [100 * r["accuracy"] for r in runs if "failed" not in r]
-    words = [f"{statistics.mean(scores):.1f} ± {statistics.pstdev(scores):.1f}"] if scores else []
+    words = [f"{statistics.mean(scores):.1f}"] if scores else []
+    if len(scores) > 1:
+        words[0] += f" ± {statistics.pstdev(scores):.1f}"
     if len(scores) < len(runs):
         words.append(f"{len(runs) - len(scores)} of {len(runs)} stopped")
     return ", ".join(words)

@@ -134,8 +134,7 @@ def test_a_budget_that_pays_for_nothing_is_refused_before_anything_is_written(tm
 
 def test_other_runs_know_nothing_of_it():
     result = sparing.run("digits", "fedavg", **STUDY | {"rounds": 1})
-    assert result.summary["epsilon"] is None
-    assert result.summary["stopped"] == ""
+    assert not {"epsilon", "stopped"} & result.summary.keys()
     assert "epsilon" not in result.table[0].metrics
 
 

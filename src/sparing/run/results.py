@@ -138,7 +138,8 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
-        names = [f.name for f in fields(self) if f.name not in ("table", "model")]
+        aside = ("table", "model") if self.epsilon == self.epsilon else ("table", "model", "epsilon", "stopped")
+        names = [f.name for f in fields(self) if f.name not in aside]
         values = {name: getattr(self, name) for name in names}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
 
