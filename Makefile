@@ -8,7 +8,7 @@ demo: $(STAMP)                  ## FedAvg against seven ways to send less, on th
 	$(BIN)/sparing demo
 
 test: lint $(STAMP)             ## everything CI checks
-	$(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
