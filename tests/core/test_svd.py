@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparing.core.svd import PROBES, decomposed, energy, exact, residual, one_thread, warm
+from sparing.core.svd import PROBES, decomposed, energy, exact, one_thread, residual, warm
 
 
 def gaussian(*shape, seed=0):
