@@ -18,6 +18,12 @@ from sparing.run.start import start
 from sparing.ui.cli import app
 
 SMALL = ["task.clients=4", "task.model=mlp", "plan.threads=1"]
+STOPPABLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+from sparing.ui.cli import main
+main()
+"""
 FILES = {
     "config.yaml",
     "rounds.csv",
@@ -254,7 +260,7 @@ def test_a_bug_shows_its_traceback(monkeypatch):
 
 
 def process(*args: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", "from sparing.ui.cli import main; main()", *args]
+    command = [sys.executable, "-c", STOPPABLE, *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
 
 
