@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparing.core.svd import PROBES, decomposed, energy, exact, one_thread, residual, warm
+from sparing.core.svd import PROBES, decomposed, energy, exact, residual, warm
+from sparing.core.threads import intra_op
 
 
 def gaussian(*shape, seed=0):
@@ -71,7 +72,7 @@ def test_a_wholly_new_matrix_takes_more_steps_or_the_exact_one(monkeypatch, step
     m = torch.cat([kept, new])
     v = exact(m, 20).v
     v[1] = torch.linalg.svd(new[0]).Vh[-20:].T  # of the new matrix these see nothing
-    with one_thread():
+    with intra_op(1):
         alone = warm(m, v, probes(m))[0]
     found, fallbacks = decomposed(m, 20, v, probes(m))
     assert excess(m, found) < 0.03

@@ -7,6 +7,7 @@ nothing uses `{}`. All functions see the client axis: K is a whole chunk of the 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
@@ -132,6 +133,13 @@ by_samples = Weigh(
     of=lambda state, arrival: (arrival.notes["n"].double(), {}), most=lambda ctx: float(ctx.n.sum()), name="samples"
 )
 """FedAvg's weights: how many samples each client reports."""
+
+evenly = Weigh(
+    of=lambda state, arrival: (torch.ones_like(arrival.notes["n"], dtype=torch.float64), {}),
+    most=lambda ctx: float(ctx.cohort),
+    name="uniform",
+)
+"""Every client counts the same."""
 
 
 class Blend(NamedTuple):

@@ -10,12 +10,12 @@ runs on one thread, so that its bits do not depend on how many there are.
     tensor([[3., 2.]])
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sparing.core.threads import intra_op
 
 PROBES = 8
 """Random columns that join a warm start: what is new and orthogonal to all that was known would never be seen else."""
@@ -37,22 +37,12 @@ class Svd(NamedTuple):
     v: Tensor  # [L, columns, r]
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Tensor) -> tuple[Svd, int]:
     """Of matrices `[L, rows, columns]`, and how many of them could not go on from `old`, their right vectors before.
 
     Where the rank comes near the size of the matrix, going on costs more than starting anew.
     """
-    with one_thread():
+    with intra_op(1):
         if old is None or 2 * (rank + PROBES) > min(m.shape[1:]):
             return exact(m, rank), 0
         found, good = warm(m, old, probes)

@@ -16,7 +16,8 @@ from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_sha
 from sparing.core.factors import sides as sides_of
 from sparing.core.keys import Ctx, hashes, uniforms
 from sparing.core.protocols import Fit, Report
-from sparing.core.svd import PROBES, decomposed, energy, one_thread
+from sparing.core.svd import PROBES, decomposed, energy
+from sparing.core.threads import intra_op
 from sparing.core.tree import Layout, Tree, tied_of
 
 FULL = {18: 3, 34: 15, 50: 10}
@@ -69,7 +70,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         return out
 
     def grow(resized: Tree, size: int) -> tuple[Tree, dict[str, Tensor | None]]:
-        with one_thread():
+        with intra_op(1):
             whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
         return whole, dict.fromkeys(whole)
 

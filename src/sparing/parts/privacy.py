@@ -24,7 +24,7 @@ from sparing.core.keys import Ctx
 from sparing.core.normal import Words, keyed, normal
 from sparing.core.parcel import Parcel, Schema, cleared
 from sparing.core.private import STAGE
-from sparing.core.protocols import Arrival, Blended, Codec, Report, Rows, Step, View, Weigh
+from sparing.core.protocols import Arrival, Blended, Codec, Report, Rows, Step, View
 from sparing.core.reduce import total
 from sparing.core.tree import Tree, column
 
@@ -39,17 +39,6 @@ class Adapt(NamedTuple):
     quantile: float = 0.5
     rate: float = 0.2
     noise: float | None = None  # s, on the count of those within the bound; None: see `on_count`
-
-
-evenly = Weigh(
-    of=lambda state, arrival: (
-        torch.ones(len(arrival.ctx.ids), dtype=torch.float64, device=arrival.ctx.ids.device),
-        {},
-    ),
-    most=lambda ctx: float(ctx.cohort),
-    name="uniform",
-)
-"""Every client counts alike."""
 
 
 def clipped(update: Tree, bound_K: Tensor) -> tuple[Tree, Tensor]:

@@ -11,19 +11,11 @@ from torch import Tensor
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Parcel
-from sparing.core.protocols import Arrival, Blended, Method, Phase, Report, Share, Step, Weigh, by_samples
+from sparing.core.protocols import Arrival, Blended, Method, Phase, Report, Share, Step, by_samples, evenly
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
 
 SUFFIX = "control"
-
-
-def uniform(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
-    return torch.ones_like(arrival.notes["n"], dtype=torch.float64), {}
-
-
-evenly = Weigh(uniform, most=lambda ctx: float(ctx.cohort), name="uniform")
-"""Every client counts the same."""
 
 
 def whole(names: list[str]) -> Share:

@@ -2,7 +2,7 @@ from typing import Literal
 
 from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.normal import keyed, secret
-from sparing.core.protocols import Method, Privacy, Recipe
+from sparing.core.protocols import Method, Privacy, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.parts import privacy
 
@@ -43,7 +43,7 @@ def dp(
             return method._replace(up=(*method.up, privacy.local(clip, noise, words)))
         adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None
         blend = method.blend
-        weigh = privacy.evenly if blend.weigh.name == "samples" else blend.weigh  # another one is refused later
+        weigh = evenly if blend.weigh.name == "samples" else blend.weigh  # another one is refused later
         blend = blend._replace(weigh=weigh, steps=(privacy.central(clip, noise, adapt, words), *blend.steps))
         return method._replace(up=(*method.up, privacy.clip(clip, adaptive)), blend=blend)
 

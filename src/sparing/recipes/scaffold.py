@@ -2,7 +2,7 @@ from typing import Literal
 
 from sparing.core.compose import beside, weighed_by
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.protocols import Method, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.core.tree import Layout, Tree, with_extra
 from sparing.parts import variates
@@ -13,7 +13,7 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
     """Correct every local step by control variates, so that clients do not drift apart; twice the bytes, both ways."""
 
     def apply(method: Method) -> Method:
-        method = weighed_by(method, variates.evenly) if weights == "uniform" else method
+        method = weighed_by(method, evenly) if weights == "uniform" else method
         if any(phase.correct for phase in method.local.phases):
             raise MethodError("scaffold stands twice in the method; drop one")
         variates.refuse_memory(method.local.phases)

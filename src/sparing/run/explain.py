@@ -26,6 +26,7 @@ from sparing.core.wire import nbytes, sizes
 from sparing.run.bank import open_bank
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
+from sparing.run.plan import bytes_of
 from sparing.task.models import network
 from sparing.task.options import named
 
@@ -259,7 +260,3 @@ def grouped(state: Tree) -> dict[str, int]:
         kind = "/".join(part for part in name.split("/")[:-1] if not part.isdigit())
         out[kind] = out.get(kind, 0) + bytes_of({name: x})
     return out
-
-
-def bytes_of(state: Tree) -> int:
-    return sum(x.numel() * x.element_size() for x in state.values())

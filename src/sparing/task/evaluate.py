@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparing.core.threads import intra_op
 from sparing.core.tree import Tree, rows
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.keyed import LoopNorm
 from sparing.task.losses import Loss, accuracy, each
 from sparing.task.metrics import micro_auc
-from sparing.task.still import intra_op, own_rng
+from sparing.task.still import own_rng
 from sparing.task.working import Working, check_names, gathered, load, working_copy
 
 BATCH = 512

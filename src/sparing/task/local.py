@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from sparing.core.errors import ConfigError, TrainingError, nearest
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
+from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.loop import loop
 from sparing.task.losses import Loss
 from sparing.task.optim import OPTIMISERS, Aside
 from sparing.task.stacked import stacked
-from sparing.task.still import intra_op
 from sparing.task.working import check_names
 
 PATHS = ("loop", "stacked")

@@ -1,15 +1,13 @@
 """The demo: FedAvg against ways to send less, on the embedded digits. Every number it shows was just measured."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from sparing.core.threads import intra_op
 from sparing.run.loop import Logger
 from sparing.run.results import Result
 from sparing.run.start import run
@@ -62,22 +60,8 @@ def silent(rounds: int, seed: int) -> Rows:
 
 def one(label: str, rounds: int, seed: int, *loggers: Logger) -> Result:
     study: dict[str, Any] = {"local": LOCAL, "sample": 0.5, "evaluate": {"every": max(1, rounds // 10)}}
-    with one_thread():
+    with intra_op(1):  # so small a model gains nothing by threads; clients still train side by side
         return run(TASK, METHODS[label], rounds=rounds, seed=seed, loggers=loggers, **study)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """No threads inside an operation: so small a model gains nothing by them, and a busy machine loses a lot.
-
-    Clients still train side by side.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def table(rows: Rows) -> Table:
