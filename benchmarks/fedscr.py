@@ -3,8 +3,8 @@
 ResNet-18 (GroupNorm), IID, 5 clients a round, beside FedAvg and gradient dropping (what lies below the layer's quantile
 is kept back and added to the next update). Results are kept in a file, so a run that was stopped goes on.
 
-    python benchmarks/fedscr.py [--data digits] [--clients 20] [--rounds 30] [--seeds 0] [--jobs 2]
-                                [--device cpu] [--results FILE] [--table]
+    python benchmarks/fedscr.py [--data digits] [--clients 20] [--rounds 30] [--batch 10] [--seeds 0]
+                                [--jobs 2] [--device cpu] [--results FILE] [--table]
 """
 
 import argparse
@@ -34,7 +34,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         METHODS[job["method"]],
         rounds=job["rounds"],
         sample=5,
-        local={"lr": 0.05, "epochs": 1, "batch": 10},
+        local={"lr": 0.05, "epochs": 1, "batch": job["batch"]},
         seed=job["seed"],
         device=job["device"],
         plan={"path": "loop", "threads": 1},
@@ -51,7 +51,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mark(job: dict[str, Any]) -> tuple:
-    return job["data"], job["clients"], job["rounds"], job["method"], job["seed"]
+    return tuple(job[name] for name in ("data", "clients", "rounds", "batch", "method", "seed"))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -79,6 +79,7 @@ def main() -> None:
     options.add_argument("--data", default="digits")
     options.add_argument("--clients", type=int, default=20)
     options.add_argument("--rounds", type=int, default=30)
+    options.add_argument("--batch", type=int, default=10)
     options.add_argument("--seeds", type=int, nargs="+", default=[0])
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--device", default="cpu")
@@ -89,7 +90,7 @@ def main() -> None:
     known = {mark(r) for r in read(args.results)}
     jobs = [
         {
-            **{name: getattr(args, name) for name in ("data", "clients", "rounds", "device")},
+            **{name: getattr(args, name) for name in ("data", "clients", "rounds", "batch", "device")},
             "method": method,
             "seed": seed,
         }

@@ -1,8 +1,9 @@
 """All methods on real data: settings chosen on the validation split with an equal budget for each, then three seeds.
 
-Every method gets the same six trials (three learning rates, two values of one setting of its own) for a third of the
-rounds, judged by personal accuracy on the clients' validation samples. The winner trains in full with seeds 0, 1, 2 and
-is judged on the test samples. Results are kept in a file, so a run that was stopped goes on.
+Every method gets the same six trials (three learning rates, two values of one setting of its own), judged by personal
+accuracy on the clients' validation samples: full runs on MNIST by writer, a third of the rounds on the larger tasks.
+The winner trains in full with seeds 0, 1, 2 and is judged on the test samples. Results are kept in a file, so a run
+that was stopped goes on.
 
     python benchmarks/methods.py TASK [--jobs 2] [--device cpu] [--results FILE]      sweep, train, print the table
     python benchmarks/methods.py TASK --table                                         print what the file holds
@@ -21,10 +22,11 @@ from typing import Any
 TASKS: dict[str, dict[str, Any]] = {
     "writers": {
         "task": {"data": "mnist-writers", "split": "writer", "clients": 100, "model": "lenet5"},
-        "local": {"epochs": 2, "batch": 10, "momentum": 0.9},
+        "local": {"epochs": 2, "batch": 20, "momentum": 0.9},
         "lrs": (0.01, 0.03, 0.08),
         "sample": 20,
         "rounds": 60,
+        "sweep": 60,
     },
     "fashion": {
         "task": {"data": "fashion-mnist", "split": {"dirichlet": 0.1}, "clients": 20, "model": "lenet5"},
@@ -32,6 +34,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "lrs": (0.01, 0.03, 0.08),
         "sample": 10,
         "rounds": 30,
+        "sweep": 10,
     },
     "cifar100": {
         "task": {"data": "cifar100", "split": "superclass", "model": "fedavg-cnn"},
@@ -39,6 +42,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "lrs": (0.002, 0.005, 0.015),
         "sample": 10,
         "rounds": 36,
+        "sweep": 12,
     },
 }
 VALIDATION = 0.2
@@ -59,8 +63,31 @@ METHODS: dict[str, tuple[str, tuple[Any, Any], Any]] = {  # label: its setting, 
     "sr-fedavg + top-k": ("beta", (0.5, 0.9), lambda v: [{"sr-fedavg": {"beta": v, "topk": 0.1}}]),
     "top-k with memory": ("ratio", (0.03, 0.1), lambda v: [{"topk": {"ratio": v, "memory": True}}]),
     "psfed+pfedsim+int8": ("fraction", (0.3, 0.7), lambda v: [{"psfed": {"fraction": v}}, "pfedsim", "int8"]),
+    "int4": ("stochastic", (False, True), lambda v: [{"int4": {"stochastic": v}}]),
+    "qsgd": ("levels", (7, 127), lambda v: [{"qsgd": {"levels": v}}]),
+    "sign": ("memory", (False, True), lambda v: [{"sign": {"memory": v}}]),
+    "ternary": ("weight_decay", (0.0, 1e-3), lambda v: ["ternary"]),
+    "stc": ("ratio", (0.01, 0.03), lambda v: [{"stc": {"ratio": v}}]),
+    "eden": ("bits", (1, 2), lambda v: [{"eden": {"bits": v}}]),
+    "powersgd": ("rank", (2, 8), lambda v: [{"powersgd": {"rank": v}}]),
+    "ef21": ("ratio", (0.03, 0.1), lambda v: [{"ef21": {"ratio": v}}]),
+    "dgc": ("ratio", (0.03, 0.1), lambda v: [{"dgc": {"ratio": v}}]),
+    "drop": ("ratio", (0.03, 0.1), lambda v: [{"drop": {"ratio": v}}]),
+    "prune": ("keep", (0.3, 0.7), lambda v: [{"prune": {"keep": v}}]),
+    "fedavgm": ("beta", (0.5, 0.9), lambda v: [{"fedavgm": {"beta": v}}]),
+    "fedadam": ("server lr", (0.003, 0.01), lambda v: [{"fedadam": {"lr": v}}]),
+    "fedyogi": ("server lr", (0.003, 0.01), lambda v: [{"fedyogi": {"lr": v}}]),
+    "fedadagrad": ("server lr", (0.01, 0.03), lambda v: [{"fedadagrad": {"lr": v}}]),
+    "fedprox": ("mu", (0.01, 0.1), lambda v: [{"fedprox": {"mu": v}}]),
+    "scaffold": ("momentum", (0.0, 0.9), lambda v: ["scaffold"]),
+    "lg-fedavg": ("weight_decay", (0.0, 1e-3), lambda v: ["lg-fedavg"]),
+    "fedrep": ("body epochs", (1, 2), lambda v: [{"fedrep": {"head": 1, "body": v}}]),
+    "fedbabu": ("tuning epochs", (1, 3), lambda v: [{"fedbabu": {"epochs": v}}]),
+    "ditto": ("lam", (0.1, 1.0), lambda v: [{"ditto": {"lam": v}}]),
+    "finetune": ("epochs", (1, 3), lambda v: [{"finetune": {"epochs": v}}]),
+    "heterofl": ("scaler", (False, True), lambda v: [{"heterofl": {"scaler": v}}]),
 }
-LOCAL_SETTINGS = ("weight_decay",)
+LOCAL_SETTINGS = ("weight_decay", "momentum")
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +103,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     if key in LOCAL_SETTINGS:
         local[key] = job["value"]
     final = job["stage"] == "final"
-    rounds = about["rounds"] if final else about["rounds"] // 3
+    rounds = about["rounds" if final else "sweep"]
     who = ["global", "before", "after"] if final else ["before"]
     began = time.perf_counter()
     try:
@@ -148,6 +175,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def shown(value: bool | float) -> str:
+    return ("no", "yes")[value] if isinstance(value, bool) else f"{value:g}"
+
+
 def table(task: str, done: list[dict[str, Any]]) -> str:
     lines = [
         "| method | setting | lr | global | personal | after local training | worst decile | MB up | MB down |",
@@ -160,7 +191,7 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
         lost = len(SEEDS) - len(runs)
         cells = [
             f"{method} ({lost} of {len(SEEDS)} seeds diverged)" if lost else method,
-            f"{key} {runs[0]['value']:g}",
+            f"{key} {shown(runs[0]['value'])}",
             f"{runs[0]['lr']:g}",
         ]
         for name in ("global", "personal", "after", "worst"):

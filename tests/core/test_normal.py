@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparing.core.normal import from_words, keyed, log, normal, secret
+from sparing.core.normal import from_words, keyed, log, normal, root, secret
 from support import make_ctx
 
 
@@ -55,6 +55,11 @@ def test_the_transform_is_box_mullers_even_at_the_ends():
 def test_the_logarithm():
     u = torch.cat([torch.linspace(1e-6, 1 - 1e-9, 5001, dtype=torch.float64), torch.tensor([2.0**-53]).double()])
     torch.testing.assert_close(log(u), u.log(), rtol=0, atol=1e-14)
+
+
+def test_the_root_is_correctly_rounded():
+    x = 75 * torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert root(x).tolist() == [math.sqrt(value) for value in x.tolist()]
 
 
 def test_secret_ones_never_come_again():

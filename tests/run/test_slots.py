@@ -1,4 +1,3 @@
-import fcntl
 import os
 import random
 import signal
@@ -224,7 +223,15 @@ def wide_bank(path):
 
 @pytest.mark.parametrize(
     "sizes",
-    [{"BATCH": 1}, {"BATCH": 50_000}, {"STRIPE": 7}, {"PANEL": 1000}, {"PANEL": 999, "BATCH": 30_000}, {"DIRECT": 0}],
+    [
+        {"BATCH": 1},
+        {"BATCH": 50_000},
+        {"STRIPE": 7},
+        {"PANEL": 1000},
+        {"PANEL": 999, "BATCH": 30_000},
+        {"DIRECT": 0},
+        {"DIRECT": 0, "CACHED": 0},
+    ],
     ids=str,
 )
 def test_a_mixture_does_not_depend_on_how_it_is_read(tmp_path, monkeypatch, sizes):
@@ -239,20 +246,51 @@ def test_a_mixture_does_not_depend_on_how_it_is_read(tmp_path, monkeypatch, size
     assert float(bank.mix(torch.tensor([3]), torch.ones(1, 1))["w"][0, 0]) == 1, "writing works as before"
 
 
-@pytest.mark.parametrize("direct", [0, 1 << 40])
-def test_a_file_system_may_refuse_to_leave_out_the_cache(tmp_path, monkeypatch, direct):
+@pytest.mark.parametrize("where", ["open", "preadv"])
+def test_a_file_system_may_refuse_to_leave_out_the_cache(tmp_path, monkeypatch, where):
     bank, weight = wide_bank(tmp_path / "s")
     wanted = bank.mix(torch.arange(40), weight)["w"]
-    monkeypatch.setattr(mixing, "DIRECT", direct)
-    control = fcntl.fcntl
+    monkeypatch.setattr(mixing, "DIRECT", 0)
+    monkeypatch.setattr(mixing, "CACHED", 0)
+    opened, plain = [], {name: getattr(os, name) for name in ("open", "preadv")}
 
-    def refusing(fd, what, *flags):
-        if what == fcntl.F_SETFL and flags[0] & getattr(os, "O_DIRECT", 0):
+    def refusing(first, second, *rest):
+        if where == "open" or (first != bank.fd and first in opened):
             raise OSError(22, "Invalid argument")
-        return control(fd, what, *flags)
+        return plain["preadv"](first, second, *rest)
 
-    monkeypatch.setattr(mixing.fcntl, "fcntl", refusing)
+    def noting(*args):
+        opened.append(plain["open"](*args))
+        return opened[-1]
+
+    monkeypatch.setattr(mixing.os, "open", refusing if where == "open" else noting)
+    if where == "preadv":
+        monkeypatch.setattr(mixing.os, "preadv", refusing)
     assert torch.equal(bank.mix(torch.arange(40), weight)["w"], wanted)
+    assert len(opened) == (where == "preadv")
+    for fd in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_share_of_a_large_file_comes_through_the_cache(tmp_path, monkeypatch):
+    bank, weight = wide_bank(tmp_path / "s")
+    wanted = bank.mix(torch.arange(40), weight)["w"]
+    monkeypatch.setattr(mixing, "DIRECT", 0)
+    monkeypatch.setattr(mixing, "CACHED", os.path.getsize(bank.path) // 4)
+    monkeypatch.setattr(mixing, "STRETCH", 8 * bank.size)
+    used, read = [], mixing.read_record
+
+    def looking(fd, room, offset, size):
+        used.append((offset, fd))
+        return read(fd, room, offset, size)
+
+    monkeypatch.setattr(slots, "read_record", looking)
+    assert torch.equal(bank.mix(torch.arange(40), weight)["w"], wanted)
+    assert {fd for offset, fd in used if offset // bank.size % 8 < 2} == {bank.fd}
+    late = {fd for offset, fd in used if offset // bank.size % 8 >= 2}
+    assert len(late) == 1
+    assert late != {bank.fd} or mixing.past_the_cache(bank.path) is None
 
 
 def test_a_mixture_reads_each_row_once_and_only_those_used(tmp_path, monkeypatch):

@@ -1,14 +1,15 @@
 """Normal numbers from hash words, by elementary arithmetic alone: the same bits in any row, on any device.
 
-Library logarithms, sines and cosines differ in their last bits between devices, and between the middle and the end of a
-row. Here the Box-Muller transform is written out in float64 additions, products, quotients and roots, which all round
-alike. The largest number that can come out is 8.6.
+Library logarithms, sines, cosines and even roots differ in their last bits between devices, and between the middle and
+the end of a row. Here the Box-Muller transform is written out in float64 additions, products, quotients and correctly
+rounded roots, which are the same everywhere. The largest number that can come out is 8.6.
 """
 
 import math
 import os
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def normal(words: Words, ctx: Ctx, tag: str, n: int) -> Tensor:
 def from_words(words: Tensor, n: int) -> Tensor:
     """Pairs of words become pairs of normal numbers: sqrt(-2 log u) times the cosine and the sine of an angle."""
     first, second = words.chunk(2, dim=1)
-    radius = (-2 * log(unit(first))).sqrt_()
+    radius = root(-2 * log(unit(first)))
     turn = (unit(second) - 0.5) * (math.pi / 2)  # an eighth of a circle either way; two more bits say which quarter
     square = turn * turn
     cos, sin = series(COS, square), series(SIN, square).mul_(turn)
@@ -68,6 +69,11 @@ def log(u: Tensor) -> Tensor:
     m, e = torch.where(low, 2 * m, m), e.double() - low.double()
     s = (m - 1) / (m + 1)
     return series(LOG, s * s).mul_(s) + e * math.log(2)
+
+
+def root(x: Tensor) -> Tensor:
+    """Correctly rounded, as a GPU's is; torch's own on a CPU is not always."""
+    return x.sqrt() if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))
 
 
 def series(c: list[float], x: Tensor) -> Tensor:

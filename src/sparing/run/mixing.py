@@ -1,11 +1,10 @@
 """Weighted sums of many records of a file: each is read once, while those before it are added up.
 
 Every sum is added up in float32 and in the order asked for, whoever else is asked for, so neither the number of
-threads nor the sizes below can change it. Large amounts are read past the page cache, which they would only flush,
-where the file system lets us.
+threads nor the sizes below can change it. Of a large file as much is read through the page cache as stays there until
+next time, and the rest past it, where the file system lets us: it would only flush the others.
 """
 
-import fcntl
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -26,7 +25,10 @@ STRIPE = 1 << 15
 """Floats added at once: the sums that many records go into, a stripe of each, stay in cache."""
 READERS = 4
 DIRECT = 1 << 30
-"""From so many bytes on the page cache is left out."""
+"""From so many bytes on not all is read through the page cache."""
+CACHED = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+"""Bytes of a large file that are: the beginning of every stretch of it, so that disk and memory work side by side."""
+STRETCH = 64 << 20
 PAGE = 4096
 
 
@@ -54,7 +56,7 @@ def weighted_sums(
         for number, (columns, part) in enumerate(steps):
             found = [torch.from_numpy(job.result()) for job in coming]
             coming = begin(number + 1) if number + 1 < len(steps) else []
-            terms = [(k, i, float(weight[k, part[i]])) for i, k in np.argwhere(weight[:, part].T).tolist()]
+            terms = [(k, i, float(weight[k, part[i]])) for k, i in np.argwhere(weight[:, part]).tolist()]
             stripes = [slice(a, a + STRIPE) for a in range(0, columns.stop - columns.start, STRIPE)]
             list(adders.map(partial(add, out[:, columns], found, terms), stripes))
     return out
@@ -89,16 +91,28 @@ def read_record(fd: int, room: np.ndarray, offset: int, size: int) -> np.ndarray
 
 
 @contextmanager
-def past_the_cache(fd: int, amount: int) -> Iterator[None]:
-    """Reading whole pages from `fd` leaves the page cache out, where there is much to read and the system lets us."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+def openings(path: str | os.PathLike, fd: int, amount: int) -> Iterator[Callable[[int], int]]:
+    """offset -> what to read whole pages from: `fd`, or the same file past the page cache where that pays."""
+    past = past_the_cache(path) if amount >= DIRECT else None
+    if past is None:
+        yield lambda offset: fd
+        return
+    cached = STRETCH * CACHED // max(CACHED, os.fstat(fd).st_size)
     try:
-        if amount >= DIRECT:
-            try:
-                fcntl.fcntl(fd, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
-                os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
-            except OSError:
-                fcntl.fcntl(fd, fcntl.F_SETFL, flags)
-        yield
+        yield lambda offset: fd if offset % STRETCH < cached else past
     finally:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        os.close(past)
+
+
+def past_the_cache(path: str | os.PathLike) -> int | None:
+    """The file opened so that reads leave the page cache out; None where the system does not let us."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except (AttributeError, OSError):
+        return None
+    try:
+        os.preadv(fd, [mmap.mmap(-1, PAGE)], 0)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd

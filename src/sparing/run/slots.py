@@ -31,7 +31,7 @@ from sparing.core.errors import CheckpointError, MethodError
 from sparing.core.tree import Tree
 from sparing.run.bank import checked_ids, checked_rows, checked_saved, checked_template
 from sparing.run.files import read_at, sync_folder, write_at
-from sparing.run.mixing import past_the_cache, read_record, weighted_sums
+from sparing.run.mixing import openings, read_record, weighted_sums
 
 STAGE = 8 << 20
 """Bytes of records put together in memory before they are written, or cut up after they were read."""
@@ -128,13 +128,13 @@ class SlotBank:
             if not slots[m]:
                 return never[columns]
             start = (int(slots[m]) - 1) * self.size + 4 * columns.start
-            found = read_record(self.fd, room, start, 4 * (columns.stop - columns.start))
+            found = read_record(opening(start), room, start, 4 * (columns.stop - columns.start))
             if found is None:
                 raise self.altered(client[m], slots[m])
             return found.view(np.float32)
 
         try:
-            with past_the_cache(self.fd, len(slots) * self.size):
+            with openings(self.path, self.fd, len(slots) * self.size) as opening:
                 sums = weighted_sums(read, len(never), weight, torch.get_num_threads())
         except OSError as error:
             raise self.refused("cannot be read", error) from error
