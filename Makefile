@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test lint bench bench-methods setup clean
+.PHONY: demo test lint bench bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -23,6 +23,9 @@ bench: $(STAMP)                 ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/kill.py --bank file --seed 1
 	$(BIN)/python benchmarks/fuzz_wire.py --count 100000
 	$(BIN)/python benchmarks/decompose.py
+
+bench-bytes: $(STAMP)           ## real updates through every scheme, side by side
+	$(BIN)/python benchmarks/bytes.py
 
 bench-methods: $(STAMP)         ## docs/results.md: hours on 2 cores; the data must be where `sparing data` finds it
 	$(BIN)/python benchmarks/methods.py writers

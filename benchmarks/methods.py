@@ -79,15 +79,20 @@ METHODS: dict[str, tuple[str, tuple[Any, Any], Any]] = {  # label: its setting, 
     "fedyogi": ("server lr", (0.003, 0.01), lambda v: [{"fedyogi": {"lr": v}}]),
     "fedadagrad": ("server lr", (0.01, 0.03), lambda v: [{"fedadagrad": {"lr": v}}]),
     "fedprox": ("mu", (0.01, 0.1), lambda v: [{"fedprox": {"mu": v}}]),
-    "scaffold": ("momentum", (0.0, 0.9), lambda v: ["scaffold"]),
+    "scaffold": ("no momentum, lr times", (1, 5), lambda v: ["scaffold"]),
     "lg-fedavg": ("weight_decay", (0.0, 1e-3), lambda v: ["lg-fedavg"]),
     "fedrep": ("body epochs", (1, 2), lambda v: [{"fedrep": {"head": 1, "body": v}}]),
     "fedbabu": ("tuning epochs", (1, 3), lambda v: [{"fedbabu": {"epochs": v}}]),
     "ditto": ("lam", (0.1, 1.0), lambda v: [{"ditto": {"lam": v}}]),
     "finetune": ("epochs", (1, 3), lambda v: [{"finetune": {"epochs": v}}]),
     "heterofl": ("scaler", (False, True), lambda v: [{"heterofl": {"scaler": v}}]),
+    "split-mix": ("ratio", (0.125, 0.25), lambda v: [{"split-mix": {"ratio": v}}]),
 }
-LOCAL_SETTINGS = ("weight_decay", "momentum")
+LOCAL = {  # settings of local training: what they change
+    "weight_decay": lambda value, lr: {"weight_decay": value},
+    "no momentum, lr times": lambda value, lr: {"lr": value * lr, "momentum": 0.0},  # variates assume plain SGD
+}
+TUNED = ("fedbabu", "finetune")  # a client uses its tuned copy, so these are judged after local training
 
 
 def train(job: dict[str, Any]) -> dict[str, Any]:
@@ -99,12 +104,11 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
     torch.set_num_threads(1)
     about = TASKS[job["task"]]
     key, _, make = METHODS[job["method"]]
-    local = {**about["local"], "lr": job["lr"]}
-    if key in LOCAL_SETTINGS:
-        local[key] = job["value"]
+    changes = LOCAL[key](job["value"], job["lr"]) if key in LOCAL else {}
+    local = {**about["local"], "lr": job["lr"], **changes}
     final = job["stage"] == "final"
     rounds = about["rounds" if final else "sweep"]
-    who = ["global", "before", "after"] if final else ["before"]
+    who = ["global", "before", "after"] if final else ["after" if job["method"] in TUNED else "before"]
     began = time.perf_counter()
     try:
         result = sparing.run(
@@ -152,7 +156,7 @@ def finals(task: str, device: str, done: list[dict[str, Any]]) -> list[dict[str,
         tried = [r for r in done if mark(r)[:3] == (task, "sweep", method) and "failed" not in r]
         if not tried:
             continue
-        best = max(tried, key=lambda r: r["personal"])
+        best = max(tried, key=lambda r: r["after" if method in TUNED else "personal"])
         for seed in SEEDS:
             row = (task, "final", method, best["value"], best["lr"], seed, device)
             jobs.append(dict(zip((*NAMES, "device"), row, strict=True)))

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from sparing.core import index
 from sparing.core.errors import WireError
-from sparing.core.index import Reader
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.wire import dense, fingerprint, from_bytes, nbytes, schema_of, sizes, to_bytes
+from sparing.core.wire import dense, fingerprint, from_bytes, index, nbytes, schema_of, sizes, to_bytes
+from sparing.core.wire.index import Reader
 
 HEAD = 13
 FUZZER = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
@@ -172,7 +171,7 @@ GOOD = sealed(ONE, bytes(8), bytes(4))
         (GOOD[:-1], "truncated: 14 bytes of body promised, 13 came"),
         (GOOD + b"\0", "1 bytes behind the parcel; pass exactly one parcel"),
         (b"PK\3\4" + GOOD[4:], "not a parcel: it begins with 504b0304, not 53504152"),
-        (GOOD[:4] + b"\2" + GOOD[5:], "wire version 2, this side reads 1; install the same sparing"),
+        (GOOD[:4] + b"\3" + GOOD[5:], "wire version 3, this side reads 1 and 2; install the same sparing"),
         (GOOD[:-9] + b"\1" + GOOD[-8:], "damaged on the way; send it again"),
         (GOOD[:5] + b"\0" + GOOD[6:], "damaged on the way"),
         (resealed(GOOD[:5] + bytes(8) + GOOD[13:]), r"schema hash 0{16}, expected .* \(round 3\); start both from"),

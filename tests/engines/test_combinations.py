@@ -25,6 +25,10 @@ COMBINATIONS = [
     ["fedsim", {"topk": {"over": "model", "memory": True}}, "fedavgm"],
     [{"sr-fedavg": {"topk": 0.2, "warmup": 1}}, "psfed", "memory"],
     ["local", "topk", "int8"],
+    ["fedsim", {"lowrank": {"energy": 0.8}}, "fedavgm"],
+    ["psfed", "pfedsim", "topk", {"ecsq": {"step": 0.5}}, "memory"],
+    ["split-mix", "topk", "int8"],
+    ["personal", {"split-mix": {"ratio": 0.25}}, "randk", "fedavgm"],
 ]
 
 

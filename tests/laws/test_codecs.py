@@ -9,7 +9,7 @@ from sparing.core.codec import chain, feedback
 from sparing.core.parcel import Cut, Parcel, Schema, row, spec_of
 from sparing.core.tree import expand, take
 from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts import dgc, ef21, powersgd, quant, rotate, sparse
+from sparing.parts import components, dgc, ecsq, ef21, powersgd, quant, rotate, sparse
 from support import make_ctx, small_layout, update_parcel, view_of
 
 LAYOUT = small_layout()
@@ -44,8 +44,14 @@ CODECS = {
     "dgc": lambda: dgc.dgc(LAYOUT, FLOATS, lambda t: sparse.topk(LAYOUT, 0.2), clip=1.0),
     "powersgd": lambda: powersgd.powersgd(LAYOUT, 2),
     "ef21": lambda: ef21.ef21(LAYOUT, FLOATS, sparse.topk(LAYOUT, 0.2)),
+    "ecsq": lambda: ecsq.ecsq(LAYOUT),
+    "ecsq layer": lambda: ecsq.ecsq(LAYOUT, 2.0, over="layer"),
+    "topk+ecsq": lambda: chain(sparse.topk(LAYOUT, 0.2), ecsq.ecsq(LAYOUT, 0.5)),
+    "ecsq+topk": lambda: chain(ecsq.ecsq(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.2)),
+    "lowrank": lambda: components.components(LAYOUT),
+    "lowrank budget": lambda: components.components(LAYOUT, components.Wanted(1.0, 200), rank=2),
 }
-WHOLE = {"powersgd", "ef21"}  # no part of a tensor alone
+WHOLE = {"powersgd", "ef21", "lowrank", "lowrank budget"}  # no part of a tensor alone
 KINDS = ["whole", "shared", "per client"]
 
 

@@ -221,7 +221,7 @@ def test_clients_of_another_size():
     full = Layout({"w": (4, 3)}, {"w": torch.float32})
     small = Layout({"w": (2, 3)}, {"w": torch.float32})
 
-    def grow(tree, size):
+    def grow(tree, size, ctx):
         x = tree["w"]
         out = torch.zeros(x.shape[0], 4, 3)
         out[:, : x.shape[1]] = x
@@ -232,7 +232,7 @@ def test_clients_of_another_size():
     fit = Fit(
         sizes=lambda ctx: torch.where(ctx.ids < 5, 0, 1),
         layouts=(small, full),
-        shrink=lambda state, tree, size: {"w": tree["w"][:, : 2 * size + 2]},
+        shrink=lambda state, tree, size, ctx: {"w": tree["w"][:, : 2 * size + 2]},
         grow=grow,
         module=lambda model, size: model,
     )

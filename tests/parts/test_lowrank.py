@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, matrix_of, product
 from sparing.core.svd import exact
 from sparing.core.tree import Kind, layout_of, tree_of
-from sparing.parts.lowrank import costs, lowrank, rank_of
+from sparing.parts.lowrank import lowrank, rank_of
 from sparing.task.models import network
 from support import make_ctx
 
 DEFAULTS = (1, 0.5, 0.25, 0.125)
+CTX = make_ctx([0])
 
 
 def made(seed, build):
@@ -92,12 +92,12 @@ def test_shrink_then_grow_is_the_best_approximation_and_leaves_the_rest_alone():
     layout, model = layout_of(net), tree_of(net)
     fit = lowrank(layout, DEFAULTS)
     state = fit.init(model)
-    assert fit.shrink(state, model, 0).keys() == model.keys(), "ratio 1 is the model itself"
+    assert fit.shrink(state, model, 0, CTX).keys() == model.keys(), "ratio 1 is the model itself"
     for size, ratio in enumerate(DEFAULTS[1:], 1):
-        cut = fit.shrink(state, model, size)
+        cut = fit.shrink(state, model, size, CTX)
         assert {name: tuple(x.shape[1:]) for name, x in cut.items()} == fit.layouts[size].shapes
         assert list(cut) == list(fit.layouts[size].shapes)
-        whole, covered = fit.grow({n: x for n, x in cut.items() if n not in model}, size)
+        whole, covered = fit.grow({n: x for n, x in cut.items() if n not in model}, size, CTX)
         assert covered == dict.fromkeys(["1.weight", "4.weight"])
         for name, x in whole.items():
             r = rank_of(layout.shapes[name], ratio)
@@ -111,9 +111,9 @@ def test_growing_is_exact_by_rows():
     fit = lowrank(layout_of(deep()), (0.5,))
     g = torch.Generator().manual_seed(0)
     rows = parts({n: torch.randn(5, *shape, generator=g) for n, shape in fit.layouts[0].shapes.items()})
-    together = fit.grow(rows, 0)[0]
+    together = fit.grow(rows, 0, CTX)[0]
     for k in range(5):
-        alone = fit.grow({n: x[k : k + 1] for n, x in rows.items()}, 0)[0]
+        alone = fit.grow({n: x[k : k + 1] for n, x in rows.items()}, 0, CTX)[0]
         assert all(torch.equal(alone[n][0], x[k]) for n, x in together.items())
 
 
@@ -253,30 +253,6 @@ def test_what_only_the_module_shows_is_refused_there():
         lowrank(layout_of(tied), (0.5,)).module(tied, 0)
 
 
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("shape", [(8, 6, 3, 3), (32, 4, 5, 5)])
-def test_the_cost_model_counts_what_torch_counts(shape, stride):
-    m, n, k, _ = shape
-    layer, x, r = nn.Conv2d(n, m, k, stride, k // 2, bias=False), torch.zeros(1, n, 16, 16), 3
-    made_, count = tuple(layer(x).shape[2:]), costs(shape, r, (16, 16), tuple(layer(x).shape[2:]))
-    thin = FactoredConv(layer, r)
-    other = nn.Sequential(nn.Conv2d(n, r, k, stride, k // 2, bias=False), nn.Conv2d(r, m, 1, bias=False))
-    for cost, net in zip(count, (layer, thin, other), strict=True):
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            assert net(x).shape[2:] == made_
-        assert cost.multiply_adds == counter.get_total_flops() // 2
-        assert cost.parameters == sum(p.numel() for p in net.parameters())
-    assert count.ours.parameters == r * k * (m + n)
-    assert count.ours.multiply_adds == r * n * k * 16 * made_[1] + m * r * k * made_[0] * made_[1]
-    assert (count.ours.parameters < count.other.parameters) == (m < n * k)
-
-
-def test_the_cost_of_a_dense_layer():
-    count = costs((10, 20), 4)
-    assert count.plain == (200, 200)
-    assert count.ours == count.other == (120, 120)
-
-
 def test_the_report_names_every_factored_layer():
     net = made(3, deep)
     model = tree_of(net)
@@ -307,7 +283,9 @@ def test_learning_goes_on_from_the_last_decomposition():
         assert report["fallbacks"] == 0
         anew = fit.init(model)
         for name in ("1.weight", "2.weight"):
-            error, best = (fit.grow(parts(fit.shrink(x, model, 0)), 0)[0][name] - model[name] for x in (state, anew))
+            error, best = (
+                fit.grow(parts(fit.shrink(x, model, 0, CTX)), 0, CTX)[0][name] - model[name] for x in (state, anew)
+            )
             assert best.norm() <= error.norm() < 1.03 * best.norm()
             assert not torch.equal(state[f"v/{name}"], anew[f"v/{name}"]), "not decomposed from nothing"
 

@@ -21,9 +21,10 @@ FREE, TOLD = ["random", "fixed", "layers"], ["magnitude", "gradient"]
 JOINED = [{"union": ["random", "magnitude"]}, {"intersection": ["gradient", "layers"]}, {"union": ["fixed", "layers"]}]
 
 
-def share_of(layout=LAYOUT, fraction=0.5, selector="random", per_client=False, first=None, explore=0.1):
+def share_of(layout=LAYOUT, fraction=0.5, selector="random", per_client=False, first=None, explore=0.1, **more):
     count = counts(layout.size, fraction)
-    return selected(layout, selector_of(selector, layout, count, per_client, explore), count, per_client, first)
+    select = selector_of(selector, layout, count, per_client, explore, **more)
+    return selected(layout, select, count, per_client, first)
 
 
 def drawn(share, ctx, model=MODEL, state=None):
@@ -234,6 +235,33 @@ def test_gradient_selects_at_random_before_anything_moved():
     assert min(spread[0], spread[3]) > 0.3, "not the first positions only"
 
 
+def test_a_probe_s_gradient_is_the_score_until_the_next_one():
+    layout, ctx = flat_layout(6), make_ctx([0])
+    share = share_of(layout, 0.5, "gradient", explore=0.0, source="probe")
+    state = share.look(share.init({"w": torch.zeros(1, 6)}), {"w": torch.tensor([[-7.0, 1, 5, 2, -6, 0]])})
+    moved = blended({"w": torch.full((1, 6), 99.0).double()}, {"w": None})
+    assert share.learn(state, moved, ctx)[0] is state, "updates do not count"
+    assert state["w"].tolist() == [[7, 1, 5, 2, 6, 0]]
+    mask = chosen(drawn(share, ctx, {"w": torch.ones(1, 6)}, state), layout=layout)
+    assert mask.tolist() == [True, False, True, False, True, False]
+    state = share.look(state, {"w": torch.tensor([[0.0, 1, 0, 2, 3, 0]]).double()})
+    assert chosen(drawn(share, ctx, {"w": torch.ones(1, 6)}, state), layout=layout).tolist()[3:] == [True, True, False]
+
+
+def test_a_probe_s_gradient_explores_too_and_can_be_joined():
+    layout, ctx = flat_layout(1000), make_ctx([3])
+    slope = {"w": torch.rand(1, 1000, generator=torch.Generator().manual_seed(0)) - 0.5}
+    best = top(slope["w"].abs(), 150, ctx)[0]
+    share = share_of(layout, 0.2, "gradient", explore=0.25, source="probe")
+    mask = chosen(drawn(share, ctx, slope, share.look(share.init(slope), slope)), layout=layout)
+    assert int(mask.sum()) == 200
+    assert bool(mask[best].all())
+    both = share_of(layout, 0.2, {"union": ["fixed", "gradient"]}, explore=0.25, source="probe")
+    drawn_too = chosen(share_of(layout, 0.2, "fixed").up({}, ctx), layout=layout)
+    either = chosen(drawn(both, ctx, slope, both.look(both.init(slope), slope)), layout=layout)
+    assert torch.equal(either, mask | drawn_too)
+
+
 def test_union_and_intersection():
     ctx = make_ctx([1])
     one, two = (chosen(drawn(share_of(selector=name), ctx)) for name in ("random", "magnitude"))
@@ -277,6 +305,8 @@ def test_first_contact_is_a_full_download_unless_seeded_or_told(selector):
         ({"selector": {"union": ["random", "top"]}}, "nothing is called 'top'"),
         ({"selector": "magnitude", "per_client": True}, r"psfed\.per_client: magnitude selects the same"),
         ({"selector": "gradient", "explore": 1.5}, r"psfed\.explore is 1\.5"),
+        ({"selector": "gradient", "source": "prob"}, r"psfed\.source is 'prob'; did you mean 'probe'"),
+        ({"selector": "magnitude", "source": "probe"}, r"psfed\.source is 'probe', but only selector: gradient"),
         ({"first": "x"}, r"psfed\.first is 'x'; use 'download'"),
         ({"first": "download", "selector": "magnitude"}, "cannot tell which part was selected"),
     ],

@@ -36,6 +36,13 @@ METHODS = [
     "personal+prune+topk+int4+memory",
     "fedscr+int4+stein",
     [{"drop": {"over": "model", "ratio": 0.05}}],
+    "ecsq",
+    "lowrank",
+    "topk+ecsq+memory",
+    "personal+lowrank+fedavgm",
+    [{"psfed": {"per_client": True, "fraction": 0.3}}, {"ecsq": {"over": "layer", "memory": True}}],
+    [{"lowrank": {"budget": "1kB", "rank": 8}}],
+    [{"lowrank": {"memory": False}}, "ef21"],
 ]
 
 
@@ -70,7 +77,8 @@ def test_an_upload_takes_so_many_bits_a_parameter(method, bits):
 
 
 @pytest.mark.parametrize(
-    "method", ["int4", "qsgd", "sign+memory", "stc", "eden", "powersgd", "ef21", "dgc", "drop", "prune"]
+    "method",
+    ["int4", "qsgd", "sign+memory", "stc", "eden", "powersgd", "ef21", "dgc", "drop", "prune", "ecsq", "lowrank"],
 )
 def test_explain_knows_what_it_costs(method):
     told = explain(method, "cnn", (1, 8, 8), 10)

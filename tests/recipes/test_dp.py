@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sparing
-from sparing.core.compose import compose
+from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Schema
@@ -182,10 +182,11 @@ def test_options_that_cannot_be_meant(options, said):
 def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     layout = layout_of(DEEP)
     adding = set()
-    needs = {"memory": ["topk", "memory"], "norm-bound": [{"norm-bound": {"bound": 1.0}}]}
+    needs = {"memory": ["topk", "memory"], "tight": ["topk", "tight"], "norm-bound": [{"norm-bound": {"bound": 1.0}}]}
     needs |= {"obfuscate": [{"obfuscate": {"noise": 1.0, "rotate": True}}]}
     for recipe_name in known():
-        method = compose(layout, *recipes(needs.get(recipe_name, [recipe_name])))
+        made = recipes(needs.get(recipe_name, [recipe_name]))
+        method = compose(layout_of(remade(DEEP, made)), *made)
         adding |= {codec.name for codec in method.up if told(codec)}
     assert adding <= {"fedscr"}
     one = torch.ones(1, dtype=torch.int64)

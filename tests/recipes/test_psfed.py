@@ -1,5 +1,6 @@
 """PSFed as a study runs it: every "must hold" of the method, and its company."""
 
+import copy
 import itertools
 import math
 
@@ -9,14 +10,16 @@ from torch import nn
 
 import sparing
 from sparing.core.compose import compose
-from sparing.core.errors import ConfigError, MethodError
+from sparing.core.errors import ConfigError, MethodError, SparingError
 from sparing.core.protocols import Local, Phase
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand, layout_of
 from sparing.core.wire import sizes
 from sparing.recipes.personal import personal
 from sparing.recipes.psfed import psfed
+from sparing.run.config import study_from
 from sparing.run.methods import recipes
+from sparing.run.start import fresh, settled
 from sparing.task.fleet import Fleet
 from sparing.task.models import network
 from sparing.task.optim import velocities
@@ -46,8 +49,12 @@ def samples(n, i):
 
 
 TASK = sparing.Task(
-    build, train=[samples(20 + i, i) for i in range(10)], test=[samples(20, 100 + i) for i in range(10)]
+    build,
+    train=[samples(20 + i, i) for i in range(10)],
+    test=[samples(20, 100 + i) for i in range(10)],
+    probe=samples(40, 200),
 )
+PROBE = {"selector": "gradient", "source": "probe"}
 
 
 def run(method, **options):
@@ -138,6 +145,8 @@ def test_after_a_full_sync_all_start_equal(selector):
         {"selector": "fixed", "fraction": 0.0, "sync": 2},
         {"selector": {"union": ["random", "magnitude"]}, "per_client": True, "sync": 3},
         {"selector": {"intersection": ["gradient", "layers"]}, "start": 1.0, "warmup": 3, "schedule": "cosine"},
+        PROBE,
+        {"selector": {"union": ["gradient", "random"]}, "source": "probe", "per_client": True, "sync": 3},
     ],
     ids=str,
 )
@@ -199,7 +208,8 @@ def test_evaluating_has_no_side_effect_on_what_is_kept():
     assert looked_at.model_sha256 == left_alone.model_sha256
 
 
-def test_a_broken_run_takes_up_its_scores_again(tmp_path):
+@pytest.mark.parametrize("options", [{"selector": "gradient"}, PROBE], ids=str)
+def test_a_broken_run_takes_up_its_scores_again(options, tmp_path):
     class Broken(Exception):
         pass
 
@@ -207,10 +217,82 @@ def test_a_broken_run_takes_up_its_scores_again(tmp_path):
         if record.round == 2:
             raise Broken
 
-    whole = run(with_psfed(selector="gradient"))
+    whole = run(with_psfed(**options))
     with pytest.raises(Broken):
-        run(with_psfed(selector="gradient"), out=tmp_path / "run", loggers=[stop])
+        run(with_psfed(**options), out=tmp_path / "run", loggers=[stop])
     assert sparing.resume(tmp_path / "run", task=TASK).model_sha256 == whole.model_sha256
+
+
+def scores_of(task, **options):
+    """The server's scores before the first round and after three, and its models then."""
+    study = study_from({**QUICK, "method": with_psfed(fraction=0.3, **options)})
+    job, study = settled(study, task)
+    state = fresh(study, job, None)
+    seen = [state.server]
+    for t in range(1, 4):
+        server, _ = state.engine.round(seen[-1], torch.arange(5), t)
+        seen.append(server)
+    return job, seen
+
+
+def test_the_score_is_the_gradient_on_the_probe_set_at_the_model_of_the_round():
+    job, seen = scores_of(TASK, **PROBE)
+    net, (x, y) = build().eval(), TASK.probe
+    for t, server in enumerate(seen, 1):
+        net.load_state_dict({name: value[0] for name, value in server.model.items()})
+        slope = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+        for (name, _), g in zip(net.named_parameters(), slope, strict=True):
+            assert torch.allclose(server.share[f"b/{name}"][0], g.abs(), rtol=1e-3, atol=1e-6)
+        best = torch.cat([g.abs().flatten() for g in slope])
+        cuts = job.method.share.down(server.share, server.model, make_ctx([1], t=t))
+        mask = torch.cat([cuts[name].mask.flatten() for name, _ in net.named_parameters()])
+        count = math.floor(0.3 * len(mask) + 0.5)
+        assert int(mask.sum()) == count
+        assert bool(mask[best.topk(int(0.85 * count)).indices].all()), "but for a tenth that explores"
+
+
+def test_a_probe_set_costs_nothing_on_the_wire_up_and_changes_what_is_learned():
+    updates, probe = run(with_psfed(selector="gradient")), run(with_psfed(**PROBE))
+    assert abs(probe.up_bytes - updates.up_bytes) <= 8 * 4 * 5, "but for lengths of lengths"
+    assert probe.metric("mask_count") == updates.metric("mask_count")
+    assert probe.model_sha256 != updates.model_sha256
+    other = copy.copy(TASK)
+    other.probe = samples(40, 201)
+    assert sparing.run(other, with_psfed(**PROBE), **QUICK).model_sha256 != probe.model_sha256
+    assert sparing.run(other, "psfed", **QUICK).model_sha256 == run("psfed").model_sha256, "only whoever asks looks"
+
+
+def test_a_run_on_another_probe_set_is_not_taken_up(tmp_path):
+    run(with_psfed(**PROBE), rounds=1, out=tmp_path / "run")
+    other = copy.copy(TASK)
+    other.probe = samples(40, 201)
+    with pytest.raises(SparingError, match=r"belongs to another config .* \(or to the task\)"):
+        sparing.resume(tmp_path / "run", task=other)
+
+
+def test_a_probe_set_is_asked_for_and_can_be_taken_from_the_training_samples(tmp_path):
+    task = {"data": "digits", "clients": 8, "model": "mlp"}
+    message = r"gradient on the server's probe set .* set task\.probe to a share .* your own Task a probe=\(x, y\)"
+    with pytest.raises(ConfigError, match=message):
+        sparing.run(task, with_psfed(**PROBE), **QUICK, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    task["probe"] = 60
+    plain, fast = (sparing.run(task, with_psfed(**PROBE), **QUICK, engine=engine) for engine in ("debug", "vector"))
+    assert plain.model_sha256 == fast.model_sha256
+
+
+def test_a_core_without_a_probe_set_does_not_fall_back():
+    with pytest.raises(MethodError, match="the server has none"):
+        first_server(compose(LAYOUT, psfed(**PROBE)), MODEL, 5)
+
+
+def test_layers_that_stay_home_have_no_score():
+    personal_too = ["personal", *with_psfed(**PROBE)]
+    plain, fast = (run(personal_too, engine=engine) for engine in ("debug", "vector"))
+    assert plain.model_sha256 == fast.model_sha256
+    method = compose(LAYOUT, personal(), psfed(**PROBE))
+    server = first_server(method, MODEL, 5, gradient=lambda model: model)
+    assert not any(name.startswith("b/3.") for name in server.share)
 
 
 def test_momentum_is_forgotten_exactly_where_the_server_wrote():

@@ -29,6 +29,11 @@ def scored(score, update, covered):
     return np.where(covered, np.abs(update), 0.9 * score)
 
 
+def slope(theta, x, y):
+    """The gradient at theta of the mean over samples of (x theta - y)^2."""
+    return 2 * x.T @ (x @ theta - y) / len(y)
+
+
 def layers_in_turn(sizes, target, rounds):
     """The layers of every round: the next ones, at least one, as long as one more brings their size nearer."""
     at, out = 0, []

@@ -1,8 +1,11 @@
 """The library's rounds of partial sharing against the NumPy ones, in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from reference import psfed as reference
 from sparing.core.compose import compose
@@ -11,6 +14,8 @@ from sparing.core.tree import Layout, expand, flat, take
 from sparing.engines.stale import Stale
 from sparing.parts.masks import counts
 from sparing.recipes.psfed import psfed
+from sparing.task.gradient import gradient
+from sparing.task.losses import squared_error
 from support import make_ctx, random_tree
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}
@@ -34,10 +39,10 @@ def training(start, memory, ctx):
     return tree, memory, {"loss": torch.zeros(len(ctx.ids))}
 
 
-def play(**options):
+def play(gradient=None, **options):
     """Rounds of the library: (ctx, server before, models at start, server after, report) of each, cohorts of four."""
     method = compose(LAYOUT, psfed(**options))
-    server = first_server(method, MODEL, CLIENTS)
+    server = first_server(method, MODEL, CLIENTS, gradient=gradient)
     bank = expand(first_client(method, MODEL), CLIENTS)
     bank = {name: x.clone() for name, x in bank.items()}
     for t in range(1, ROUNDS + 1):
@@ -55,7 +60,7 @@ def play(**options):
         for name, x in state.items():
             bank[name][ctx.ids] = x
         incoming(method, server, fold, down, up, ctx)
-        before, (server, report) = server, settle(method, server, fold, ctx)
+        before, (server, report) = server, settle(method, server, fold, ctx, gradient)
         yield method, ctx, before, seen[0], server, report | stale.report()
 
 
@@ -113,6 +118,46 @@ def test_gradient_score():
 
     options = {"start": 1.0, "warmup": 1, "schedule": "step", "explore": 0.0}
     compare(masks_of, selector="gradient", fraction=0.4, first="seed", **options)
+
+
+class Regression(nn.Module):
+    """All parameters, in a row, are the weights of one linear model."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Module(), nn.Module(), nn.Module()
+        for name, shape in SHAPES.items():
+            layer, _, leaf = name.partition(".")
+            self.get_submodule(layer).register_parameter(leaf, nn.Parameter(torch.zeros(shape).double()))
+
+    def forward(self, x):
+        return x @ torch.cat([p.flatten() for p in self.parameters()])
+
+
+@pytest.mark.parametrize("samples", [30, 1300])
+def test_gradient_on_a_probe_set(samples):
+    """From the first round on, the score is the gradient at the model of that round."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(samples, D)), rng.normal(size=samples)
+    net, probe = Regression(), (torch.from_numpy(x), torch.from_numpy(y))
+    assert list(net.state_dict()) == list(SHAPES)
+    seen = []
+
+    def masks_of(truth, method, ctx):
+        score = np.abs(reference.slope(truth.theta, x, y))
+        seen.append(reference.largest(score, reference.how_many(0.4, D)))
+        return np.tile(seen[-1], (len(ctx.ids), 1))
+
+    compare(
+        masks_of,
+        gradient=lambda model: gradient(net, squared_error, model, *probe),
+        selector="gradient",
+        source="probe",
+        explore=0.0,
+        fraction=0.4,
+        first="seed",
+    )
+    assert any((a != b).any() for a, b in itertools.pairwise(seen)), "masks follow the model"
 
 
 @pytest.mark.parametrize("fraction", [0.2, 0.5, 0.8])

@@ -1,13 +1,18 @@
 """What `explain` says is what a run then does."""
 
+import functools
 import json
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 from typer.testing import CliRunner
 
 import sparing
 from sparing.core.errors import ConfigError
-from sparing.run.explain import explain
+from sparing.core.factors import FactoredConv
+from sparing.run.explain import explain, split_the_other_way
 from sparing.ui.cli import app
 
 DIGITS = ((1, 8, 8), 10)
@@ -84,6 +89,13 @@ def test_psfed_on_resnet50(fraction, megabytes):
     assert f"{size['down']['bytes'] / 1e6:.1f}" == f"{size['up']['bytes'] / 1e6:.1f}" == megabytes
 
 
+@functools.cache
+def fedhm_on(model, classes, factors):
+    ratios = ", ".join(str(1 / factor) for factor in factors)
+    call = ["explain", f"[{{fedhm: {{ratios: [{ratios}]}}}}]", "--model", model, "--classes", str(classes), "--json"]
+    return json.loads(CliRunner().invoke(app, call).output)["sizes"]
+
+
 @pytest.mark.parametrize(
     ("model", "classes", "factors", "millions"),
     [
@@ -92,12 +104,54 @@ def test_psfed_on_resnet50(fraction, megabytes):
     ],
 )
 def test_fedhm_on_resnets(model, classes, factors, millions):
-    ratios = ", ".join(str(1 / factor) for factor in factors)
-    call = ["explain", f"[{{fedhm: {{ratios: [{ratios}]}}}}]", "--model", model, "--classes", str(classes), "--json"]
-    found = json.loads(CliRunner().invoke(app, call).output)
-    assert tuple(f"{size['parameters'] / 1e6:.3f}" for size in found["sizes"]) == millions
-    costs = [size["multiply_adds"] for size in found["sizes"]]
+    sizes = fedhm_on(model, classes, factors)
+    assert tuple(f"{size['parameters'] / 1e6:.3f}" for size in sizes) == millions
+    costs = [size["multiply_adds"] for size in sizes]
     assert costs == sorted(costs, reverse=True)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+def test_the_cost_of_factored_layers_is_that_of_the_formula(factor):
+    """Of ResNet-18 on 32 x 32, layer by layer, in both splits."""
+    full, *thin = fedhm_on("resnet18", 10, (1, 2, 4, 8))
+    layers = [(64, 64, 32, 32)] * 2  # outputs, inputs, height before and after; the first block stays whole
+    for m, side in ((128, 16), (256, 8), (512, 4)):
+        layers += [(m, m // 2, 2 * side, side)] + [(m, m, side, side)] * 3
+    k, plain, ours, other = 3, np.zeros(2, int), np.zeros(2, int), np.zeros(2, int)
+    for m, n, seen, made in layers:
+        r, places = m // factor, made * made
+        plain += m * n * k * k, m * n * k * k * places
+        ours += r * k * (m + n), r * n * k * seen * made + m * r * k * places
+        other += r * (n * k * k + m), r * (n * k * k + m) * places
+    size = thin[(2, 4, 8).index(factor)]
+    whole = np.array([full["parameters"], full["multiply_adds"]]) - plain
+    assert [size["parameters"], size["multiply_adds"]] == (whole + ours).tolist()
+    assert [size["other_parameters"], size["other_multiply_adds"]] == (whole + other).tolist()
+    assert (full["other_parameters"], full["other_multiply_adds"]) == (None, None)
+
+
+@pytest.mark.parametrize("how", [{"stride": 2, "padding": (1, 2)}, {"dilation": (2, 1), "padding": "same"}], ids=str)
+def test_the_other_split_is_the_same_layer(how):
+    """Kernels that are not square, strides, paddings, biases: the same output shape, and torch's own count."""
+    conv = nn.Conv2d(6, 8, (3, 5), **how)
+    other = split_the_other_way(nn.Sequential(FactoredConv(conv, 4)))
+    x = torch.zeros(1, 6, 12, 16)
+    assert other is not None
+    assert other(x).shape == conv(x).shape
+    assert sum(p.numel() for p in other.parameters()) == 4 * (6 * 15 + 8) + 8
+    assert split_the_other_way(conv) is None
+
+
+def test_a_probe_set_is_said():
+    method = [{"psfed": {"selector": "gradient", "source": "probe"}}]
+    e, plain = explain(method, "cnn", *DIGITS), explain([{"psfed": {"selector": "gradient"}}], "cnn", *DIGITS)
+    assert (e.probe, plain.probe) == (True, False)
+    assert e.sizes[0].up.parameters == plain.sizes[0].up.parameters
+    assert abs(e.sizes[0].up.bytes - plain.sizes[0].up.bytes) <= 8, "but for the length of a length"
+    assert e.sizes[0].down.positions == "paid"
+    out = CliRunner().invoke(app, ["explain", json.dumps(method)]).output
+    assert "the server needs" in out
+    assert "task.probe" in out
 
 
 def test_a_head_that_goes_up_only_is_said():

@@ -12,6 +12,7 @@ from sparing.core.tree import to, tree_of
 from sparing.task.augment import augments
 from sparing.task.clients import Clients
 from sparing.task.evaluate import evaluate
+from sparing.task.gradient import gradient
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
 from sparing.task.models.resnet import Basic, resnet
@@ -72,3 +73,20 @@ def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
                 assert torch.allclose(after[name].cpu(), x, rtol=1e-2, atol=1e-3), name
             mine = evaluate(model, cross_entropy, to(wanted, "cuda"), data.to(where), ids)
             assert torch.allclose(mine["loss"], evaluate(model, cross_entropy, wanted, data, ids)["loss"], rtol=1e-3)
+
+
+def test_the_gradient_on_a_probe_set_agrees_with_the_cpu():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(3, 5, num_layers=2, dropout=0.5, batch_first=True), nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.out(self.lstm(x)[0][:, -1])
+
+    g = torch.Generator().manual_seed(0)
+    net, x, y = Net().double(), torch.randn(600, 4, 3, generator=g).double(), torch.randint(3, (600,), generator=g)
+    wanted = gradient(net, cross_entropy, tree_of(net), x, y)
+    found = gradient(net, cross_entropy, to(tree_of(net), "cuda"), x.cuda(), y.cuda())
+    for name, value in wanted.items():
+        assert torch.allclose(found[name].cpu(), value, rtol=1e-9, atol=1e-12), name

@@ -52,6 +52,30 @@ def test_every_sample_is_in_exactly_one_list(n, law, clients, seed, official, va
     assert bool(validation) == any(len(one) for one in part.validation)
 
 
+@pytest.mark.parametrize("probe", [12, 0.1])
+@pytest.mark.parametrize("official", [0.0, 0.3])
+@pytest.mark.parametrize("law", [*LAWS, "styles", "role"], ids=str)
+def test_what_the_server_keeps_is_no_client_s_and_no_test_data(law, official, probe):
+    data = toy(400, official=official, role=torch.arange(400) % 7)
+    part = partition(data, law, None if law == "role" else 6, seed=1, validation=0.2, probe=probe)
+    assert len(part.probe) == (12 if probe == 12 else pytest.approx(0.1 * 400 * (1 - official), abs=1))
+    assert np.array_equal(np.sort(np.concatenate([samples(part), part.probe])), np.arange(400)), "in one list each"
+    assert all(len(one) for one in part.train)
+    assert part.left_out.tolist() == []
+    assert np.ptp(np.bincount(data.y[part.probe].numpy(), minlength=4)) <= 1, "in everybody's class proportions"
+    if data.official is not None:
+        assert not data.official[part.probe].any()
+    other = partition(data, law, None if law == "role" else 6, seed=2, probe=probe)
+    assert not np.array_equal(other.probe, part.probe)
+    assert "probe: " in " ".join(lines(report(part, data)))
+
+
+def test_who_would_have_nothing_left_beside_the_probe_is_no_client():
+    part = partition(toy(200, role=torch.arange(200) // 2), "role", None, seed=1, probe=0.4)
+    assert 0 < len(part) < 100
+    assert all(len(one) for one in part.train)
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_official_tests_have_the_clients_own_class_proportions(law):
     data = toy(1200, official=0.25)
@@ -229,6 +253,10 @@ BAD = [
     ("iid", {"held_out": 4}, "4 of 4 clients cannot be held out: leave at least one"),
     ("iid", {"held_out": -1}, "-1 of 4 clients cannot be held out"),
     ("iid", {"held_out": 1.5}, r"the held-out share must be in \[0, 1\), seen 1.5"),
+    ("iid", {"probe": 1.5}, r"the probe share must be in \[0, 1\), seen 1.5"),
+    ("iid", {"probe": 240}, r"the probe share must be in \[0, 1\), seen 1.0"),
+    ("iid", {"probe": 0.001}, "probe is 0.001 of 240 samples, which is none: raise it"),
+    ({"lists": [[0, 1], [2]]}, {"clients": None, "probe": 5}, "probe is 5, but lists say who holds what"),
     ("iid", {"seed": -1}, "the seed must be 0 or more, seen -1"),
     ({"styles": ["rotaton"]}, {}, "no style is called 'rotaton': did you mean 'rotation'"),
     ({"styles": ["stroke"]}, {}, "styles stroke tell 3 clients apart, seen 4: add rotation or noise"),

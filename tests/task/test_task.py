@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import sparing
 from sparing.core.errors import ConfigError, DataError
 from sparing.core.tree import sha256, tree_of
 from sparing.task.build import build_task
@@ -72,6 +73,21 @@ def test_default_losses_are_per_sample():
         cross_entropy(torch.ones(2, 3), y)
     with pytest.raises(DataError, match=r"gives \(2, 3\) for targets \(2,\)"):
         squared_error(torch.ones(2, 3), torch.ones(2))
+
+
+def test_a_probe_set_of_the_server_s_own():
+    task = Task(make, [pair()], probe=pair(4))
+    assert [tuple(x.shape) for x in task.probe] == [(4, 2), (4,)]
+    assert Task(make, [pair()]).probe is None
+    assert task.to(torch.device("meta")).probe[0].is_meta
+    for probe, sentence in ((pair(0), "probe: .* no samples"), (pair(2, -1), "probe: the label is negative")):
+        with pytest.raises(DataError, match=sentence):
+            Task(make, [pair()], probe=probe)
+    named = build_task("digits", clients=5, probe=0.02)
+    assert len(named.probe[0]) == pytest.approx(36, abs=1)
+    assert int(named.train.count.sum() + named.test.count.sum()) + len(named.probe[0]) == 1797
+    with pytest.raises(DataError, match="the model or loss does not take the probe data"):
+        sparing.run(Task(make, [pair()], probe=pair(4, width=3)), rounds=1, sample=1)
 
 
 def spoiled(value, at=1):

@@ -17,6 +17,7 @@ def test_data_lists_and_draws(tmp_path):
     assert done.exit_code == 0
     assert "1,797 samples" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "probe: 20 samples" in call("data", "digits", "clients=10", "probe=20", "--out", picture).stdout
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
+from torch import nn
+
 from sparing.core.codec import chain, feedback, past
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, intersect
 from sparing.core.private import refuse_leaks
-from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Report, Share, Weigh, by_samples
+from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Remade, Report, Share, Weigh, by_samples
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
@@ -24,6 +26,14 @@ def compose(layout: Layout, *recipes: Recipe, local: Local | None = None) -> Met
         sizes.append(applied(recipes, plain))
     refuse_state_of_sizes(method, sizes)
     return method._replace(sizes=tuple(sizes))
+
+
+def remade(model: nn.Module, recipes: Sequence[Recipe], static: bool = False, seed: int = 0) -> nn.Module:
+    """The network that these recipes train: the task's, unless one of them makes another of it."""
+    for make in recipes:
+        if isinstance(make, Remade):
+            model = make.model(model, static, seed)
+    return model
 
 
 def applied(recipes: Sequence[Recipe], method: Method) -> Method:
@@ -59,7 +69,10 @@ def narrow(a: Share, b: Share) -> Share:
     def given(own: Tree, ctx: Ctx) -> Tree:
         return b.given(a.given(own, ctx), ctx)
 
-    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values)
+    def look(state: Tree, gradient: Tree) -> Tree:
+        return prefixed("a", a.look(under("a", state), gradient)) | prefixed("b", b.look(under("b", state), gradient))
+
+    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values, look)
 
 
 def weighed_by(method: Method, weigh: Weigh) -> Method:
@@ -143,9 +156,11 @@ def refuse_order(stages: tuple[Codec, ...]) -> None:
     before: frozenset[str] = frozenset()
     for codec in stages:
         name, here = codec.name, codec.traits
-        if "sums" in before:
+        if "written" in before:
+            raise MethodError(f"{name!r} cannot change what is written already; put 'tight' last")
+        if "written" not in here and "sums" in before:
             raise MethodError(f"{name!r} would change what clients remember and the server adds up; put it first")
-        if "basis" in before:
+        if "written" not in here and "basis" in before:
             raise MethodError(f"{name!r} cannot work on values in another basis; drop it or what changes the basis")
         if "codes" in before:
             if "codes" in here:

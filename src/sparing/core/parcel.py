@@ -37,6 +37,7 @@ class Leaf(NamedTuple):
     scale: Tensor | None = None  # float32 [K, s]
     bits: int | Tensor = 32  # of packed codes, 1 to 8: one number or one per client [K]; else ignored
     told: bool = False  # the scope's index travels
+    tight: bool = False  # masks and codes in as few bytes as any of our codes takes, at the price of trying them
 
 
 class Parcel(NamedTuple):
@@ -53,6 +54,7 @@ class Spec(NamedTuple):
     told: bool = False
     grains: tuple[tuple[int, ...], ...] = ()  # the shape of each keep mask, without the client axis
     scales: int = 0
+    tight: bool = False
 
 
 class Schema(NamedTuple):
@@ -111,6 +113,7 @@ def each(parcel: Parcel, change: Callable[[Tensor], Tensor]) -> Parcel:
             None if leaf.scale is None else change(leaf.scale),
             change(leaf.bits) if isinstance(leaf.bits, Tensor) else leaf.bits,
             leaf.told,
+            leaf.tight,
         )
     return Parcel(leaves, {name: change(x) for name, x in parcel.notes.items()})
 

@@ -35,6 +35,7 @@ class Share(NamedTuple):
     private: frozenset[str] = frozenset()  # those of them that never cross the wire
     given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
+    look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
 
 
 class View(NamedTuple):
@@ -160,8 +161,8 @@ class Fit(NamedTuple):
 
     sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
     layouts: tuple[Layout, ...]  # of every size
-    shrink: Callable[[Tree, Tree, int], Tree]  # (state, full model, size) -> model of that size
-    grow: Callable[[Tree, int], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
+    shrink: Callable[[Tree, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
+    grow: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
     module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
     names: tuple[str, ...] = ()  # what to call each size
     init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
@@ -222,9 +223,24 @@ class Method(NamedTuple):
     size: int | None = None  # set in those
     extra: Callable[[Tree], Tree] = nothing  # model -> tensors that stand beside it, such as control variates
     privacy: Privacy | None = None
+    probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
 
 
 Recipe = Callable[[Method], Method]
 
+
+class Remade(NamedTuple):
+    """A recipe for another network than the task's; `compose.remade` calls `model` before the layout is taken."""
+
+    apply: Recipe
+    model: Callable[[nn.Module, bool, int], nn.Module]  # (the task's network, whether buffers are static, seed)
+
+    def __call__(self, method: Method) -> Method:
+        return self.apply(method)
+
+
 Train = Callable[[Tree, Tree, Ctx], tuple[Tree, Tree, dict[str, Tensor]]]
 """Local training of K clients: (start, memory, ctx) -> (after, memory, notes with at least 'loss')."""
+
+Gradient = Callable[[Tree], Tree]
+"""Of the loss on the server's probe set, at this model: leaves `[1, *shape]`."""

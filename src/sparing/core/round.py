@@ -18,7 +18,7 @@ from sparing.core.errors import MethodError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold, sound
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
-from sparing.core.protocols import Arrival, Method, Report, Rows, Train, View
+from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -39,7 +39,9 @@ class Server(NamedTuple):
         return Server(model, share, blend, fit, self.seen.to(device), self.rows)
 
 
-def first_server(method: Method, model: Tree, clients: int, rows: Rows | None = None) -> Server:
+def first_server(
+    method: Method, model: Tree, clients: int, rows: Rows | None = None, gradient: Gradient | None = None
+) -> Server:
     refuse_infinite(model, "at the start")
     device = next(iter(model.values())).device
     model = model | {name: x for name, x in method.extra(model).items() if name not in method.share.private}
@@ -48,7 +50,7 @@ def first_server(method: Method, model: Tree, clients: int, rows: Rows | None = 
         blend |= prefixed(str(i), step.init(model, clients))
     fit = method.fit.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool, device=device)
-    return Server(model, method.share.init(model), blend, fit, seen, rows)
+    return Server(model, looked(method, method.share.init(model), model, gradient), blend, fit, seen, rows)
 
 
 def first_row(method: Method, model: Tree) -> Tree:
@@ -84,7 +86,7 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
     model, notes = served(method, server, ctx)
     if method.fit is not None:
-        model = method.fit.shrink(server.fit, model, int(method.fit.sizes(ctx)[0]))
+        model = method.fit.shrink(server.fit, model, int(method.fit.sizes(ctx)[0]), ctx)
     method = sized(method, ctx)
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
@@ -130,14 +132,14 @@ def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
     own = under("own", state)
     if method.fit is None or not method.fit.within:
         return own
-    return method.fit.shrink({}, own, int(method.fit.sizes(ctx)[0]))
+    return method.fit.shrink({}, own, int(method.fit.sizes(ctx)[0]), ctx)
 
 
 def kept(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The same in full shape; beyond their size it stays as it was."""
     if method.fit is None or not method.fit.within:
         return own
-    full, part = method.fit.grow(own, int(method.fit.sizes(ctx)[0]))
+    full, part = method.fit.grow(own, int(method.fit.sizes(ctx)[0]), ctx)
     before = under("own", state)
     return {n: x if (mask := part[n]) is None else torch.where(mask, x, before[n]) for n, x in full.items()}
 
@@ -213,7 +215,9 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
     fold.add(arrival, weight_K, seen)
 
 
-def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tuple[Server, Report]:
+def settle(
+    method: Method, server: Server, fold: Fold | Collect, ctx: Ctx, gradient: Gradient | None = None
+) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
     report: Report = {"refused": float(fold.roll.refused)} if method.blend.lenient else {}
     if method.blend.lenient and not fold.roll.weight:
@@ -241,6 +245,7 @@ def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tu
     seen = server.seen.clone()
     seen[ctx.ids.to(seen.device)] = True  # whoever was served, even if nothing came back
     share, said = method.share.learn(server.share, blended, ctx)
+    share = looked(method, share, model, gradient)
     report |= said
     fit = server.fit
     if method.fit is not None:
@@ -249,6 +254,15 @@ def settle(method: Method, server: Server, fold: Fold | Collect, ctx: Ctx) -> tu
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
     return Server(model, share, state, fit, seen, server.rows), report
+
+
+def looked(method: Method, share: Tree, model: Tree, gradient: Gradient | None) -> Tree:
+    """The share's state for this model, once it has seen a gradient there, where the method asks for one."""
+    if not method.probe:
+        return share
+    if gradient is None:
+        raise MethodError("the method scores positions on a probe set, and the server has none; give it a gradient")
+    return method.share.look(share, gradient(model))
 
 
 def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
@@ -306,7 +320,7 @@ def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, votes: C
         else:
             resized[name] = leaf.value if sent is None else leaf.value + sent.value
     if method.fit is not None and resized:
-        full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]))
+        full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]), ctx)
         scope |= covered
         update |= {name: cleared(x - server.model[name], covered[name]) for name, x in full.items()}
     return update, scope

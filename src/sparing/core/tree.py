@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.mix import Mix
+
 Tree = dict[str, Tensor]
 
 
@@ -34,6 +36,7 @@ class Layout(NamedTuple):
     buffers: frozenset[str] = frozenset()
     kinds: dict[str, Kind] = {}  # noqa: RUF012  of the weights of convolutions and dense layers
     extra: frozenset[str] = frozenset()  # of the buffers: those that a method added and the network does not have
+    bases: int = 0  # of a `Mix`: how many networks, each with its row of every tensor, which then has no kind
 
     @property
     def params(self) -> list[str]:
@@ -58,12 +61,15 @@ def layout_of(model: torch.nn.Module, static: bool = False) -> Layout:
         {name: x.dtype for name, x in shared.items()},
         frozenset(shared) - params,
         {name: kind for name, kind in kinds_of(model).items() if name in shared},
+        bases=model.bases if isinstance(model, Mix) else 0,
     )
 
 
 def kinds_of(model: torch.nn.Module) -> dict[str, Kind]:
     """The weights of convolutions (transposed ones apart: their axes differ) and of dense layers."""
     convs, kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), {}
+    if isinstance(model, Mix):
+        return kinds
     for path, layer in model.named_modules():
         name = f"{path}.weight" if path else "weight"
         if isinstance(layer, convs):

@@ -26,14 +26,14 @@ from sparing.core.round import (
     settle,
 )
 from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.engines.engine import Evaluation, Job, Outcome, Tally, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Post, Tally, context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
 
 
 class Debug:
-    def __init__(self, job: Job, bank: Rows):
-        self.job, self.bank = job, bank
+    def __init__(self, job: Job, bank: Rows, post: Post = lambda ctx, way, data, schema: None):
+        self.job, self.bank, self.post = job, bank, post
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         method = self.job.method
@@ -47,7 +47,9 @@ class Debug:
                     down = outgoing(method, server, ctx)
                     posted = to_bytes(down, 0, f"{about(ctx)}/down")
                 with stage("reading the download", ctx):
-                    got = self.here(from_bytes(posted, schema_down(method, self.job.initial, ctx)))
+                    expected = schema_down(method, self.job.initial, ctx)
+                    got = self.here(from_bytes(posted, expected))
+                    self.post(ctx, "down", posted, expected)
                 with stage("local training and writing the upload", ctx):
                     up, state = client(method, self.bank.read(ctx.ids), got, train, ctx, self.job.fleet.claim)
                     if not method.blend.lenient:
@@ -58,12 +60,14 @@ class Debug:
                     state = put_back(method, state, up, gone_K, ctx)
                 else:
                     with stage("reading the upload", ctx):
-                        arrived = self.here(from_bytes(returned, schema_up(method, down, ctx)))
+                        expected = schema_up(method, down, ctx)
+                        arrived = self.here(from_bytes(returned, expected))
+                        self.post(ctx, "up", returned, expected)
                     with stage("blending", ctx):
                         incoming(method, server, fold, down, arrived, ctx)
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"], gone_K)
-            server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
+            server, report = settle(method, server, fold, cohort, self.job.gradient) if tally.arrivals else (server, {})
         return server, tally.outcome(report | stale.report())
 
     def here(self, parcel: Parcel) -> Parcel:

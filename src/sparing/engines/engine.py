@@ -1,17 +1,19 @@
 """What every engine takes and gives. An engine says where clients run; what they do is in `core.round`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
+from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
 from sparing.core.tree import Rest, Tree, cat, under
 from sparing.task import variates
 from sparing.task.fleet import Fleet
+from sparing.task.gradient import gradient
 from sparing.task.local import train
 from sparing.task.task import Task
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
 
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
+Post = Callable[[Ctx, str, bytes, Schema], None]
+"""Sees a client's parcel on its way "down" or "up", and what the receiver expects."""
 
 
 class Job(NamedTuple):
@@ -52,6 +56,12 @@ class Job(NamedTuple):
             trained, _ = train(model, self.task.loss, data, own, mine, ctx, self.path, self.threads, anchor=whole)
             after |= {f"{name}.second": x for name, x in trained.items()}
         return {name: after[name] for name in start}, memory, notes
+
+    def gradient(self, model: Tree) -> Tree:
+        """Of the loss on the server's probe set, at its model."""
+        assert self.task.probe is not None  # else the run was refused
+        static = self.method.local.buffers == "static"
+        return gradient(self.model, self.task.loss, self.network(model), *self.task.probe, static)
 
     def network(self, tree: Tree) -> Tree:
         """All that the network needs to run, and nothing that a method put beside it."""

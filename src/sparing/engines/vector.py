@@ -33,7 +33,7 @@ class Vector:
                     incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, sizes(down), sizes(up), up.notes["loss"], gone_K)
-            server, report = settle(method, server, fold, cohort) if tally.arrivals else (server, {})
+            server, report = settle(method, server, fold, cohort, self.job.gradient) if tally.arrivals else (server, {})
         return server, tally.outcome(report | stale.report())
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:

@@ -5,7 +5,6 @@ Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts,
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +57,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
                 state |= {f"{kind}/{name}": x[i : i + 1].clone() for kind, x in found._asdict().items()}
         return state, fallbacks
 
-    def shrink(state: Tree, model: Tree, size: int) -> Tree:
+    def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
         out: Tree = {}
         for name, x in model.items():
             if (rank := ranks[size].get(name)) is None:
@@ -69,7 +68,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
             out |= {part: y.to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
         return out
 
-    def grow(resized: Tree, size: int) -> tuple[Tree, dict[str, Tensor | None]]:
+    def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
         with intra_op(1):
             whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
         return whole, dict.fromkeys(whole)
@@ -210,34 +209,3 @@ def quality(model: Tree, state: Tree, ranks: dict[str, int]) -> Report:
         report[f"factor_norm/{layer}"] = float(s.double().sum()) ** 0.5
         missed, whole = missed + gap, whole + size
     return report | {"approximation_error": (missed / whole) ** 0.5 if whole else 0.0}
-
-
-class Cost(NamedTuple):
-    parameters: int
-    multiply_adds: int
-
-
-class Costs(NamedTuple):
-    """A layer as it is, in our two factors, and in the split (m, n kh kw): a whole convolution, then a 1x1 one."""
-
-    plain: Cost
-    ours: Cost
-    other: Cost
-
-
-def costs(shape: Shape, rank: int, seen: tuple[int, int] = (1, 1), made: tuple[int, int] = (1, 1)) -> Costs:
-    """Biases not counted; `seen` and `made` are height and width before and after the layer.
-
-    Ours is the smaller split iff m < n k, for a square kernel of side k.
-
-    >>> costs((64, 64, 3, 3), 16, (8, 8), (8, 8)).ours
-    Cost(parameters=6144, multiply_adds=393216)
-    """
-    m, n, kh, kw = (*shape, 1, 1)[:4]
-    (high, _), places = seen, made[0] * made[1]
-    ours = rank * n * kw * high * made[1] + m * rank * kh * places
-    return Costs(
-        plain=Cost(m * n * kh * kw, m * n * kh * kw * places),
-        ours=Cost(rank * (n * kw + m * kh), ours),
-        other=Cost(rank * (n * kh * kw + m), rank * (n * kh * kw + m) * places),
-    )

@@ -86,4 +86,5 @@ def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int 
         state, report = part.learn(state, blended, ctx)
         return state, report | ({"mask_count": float(layout.size)} if full(ctx.round) else {})
 
-    return Share(down, up, part.init, learn, own, private=own if most == 0 and sync is None else frozenset())
+    private = own if most == 0 and sync is None else frozenset()
+    return Share(down, up, part.init, learn, own, private, look=part.look)

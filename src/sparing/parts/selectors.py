@@ -4,7 +4,7 @@ random     a fresh draw each round
 fixed      one draw for the whole run
 layers     whole layers, taking turns
 magnitude  the largest weights of the server's model
-gradient   the largest recent updates of it, and some positions at random
+gradient   the largest recent updates of it, or gradients on a probe set, and some positions at random
 
 The first three follow from seed and round, so both ends rebuild them and they cost no bytes. The others are chosen from
 what only the server knows: their index travels down, and is known on the way up.
@@ -39,6 +39,7 @@ class Selector(NamedTuple):
     exact: bool = True  # exactly as many positions as asked for
     init: Callable[[Tree], Tree] = nothing  # model -> state
     learn: Callable[[Tree, Blended], Tree] = lambda state, blended: state
+    look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state
 
 
 def random(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
@@ -114,6 +115,16 @@ def gradient(layout: Layout, count: Count, per_client: bool, explore: float) -> 
     return Selector(pick, told=True, init=init, learn=learn)
 
 
+def probed(layout: Layout, count: Count, per_client: bool, explore: float) -> Selector:
+    """`gradient` whose score is the size of the loss's gradient on the server's probe set, at the model to be sent."""
+
+    def look(state: Tree, gradient: Tree) -> Tree:
+        return {name: gradient[name].abs().float() for name in state}
+
+    return gradient(layout, count, per_client, explore)._replace(learn=lambda state, blended: state, look=look)
+
+
+SOURCES = {"updates": gradient, "probe": probed}
 SELECTORS = {"random": random, "magnitude": magnitude, "gradient": gradient, "layers": layers, "fixed": fixed}
 
 
@@ -129,11 +140,19 @@ def join(how: str, a: Selector, b: Selector) -> Selector:
         learn=lambda state, blended: (
             prefixed("a", a.learn(under("a", state), blended)) | prefixed("b", b.learn(under("b", state), blended))
         ),
+        look=lambda state, gradient: (
+            prefixed("a", a.look(under("a", state), gradient)) | prefixed("b", b.look(under("b", state), gradient))
+        ),
     )
 
 
 def selector_of(
-    spec: str | dict[str, list[str]], layout: Layout, count: Count, per_client: bool, explore: float
+    spec: str | dict[str, list[str]],
+    layout: Layout,
+    count: Count,
+    per_client: bool,
+    explore: float,
+    source: str = "updates",
 ) -> Selector:
     """From what a study says: a name, or {union: [random, magnitude]}."""
     check_range("psfed.explore", explore, 0, 1)
@@ -147,7 +166,12 @@ def selector_of(
             raise ConfigError(f"psfed.selector: nothing is called {name!r}; {nearest(str(name), SELECTORS)}")
     if per_client and set(names) == {"magnitude"}:
         raise ConfigError("psfed.per_client: magnitude selects the same positions for every client; drop per_client")
-    made = [SELECTORS[name](layout, count, per_client, explore) for name in names]
+    if source not in SOURCES:
+        raise ConfigError(f"psfed.source is {source!r}; {nearest(source, SOURCES)}")
+    if source != "updates" and "gradient" not in names:
+        raise ConfigError(f"psfed.source is {source!r}, but only selector: gradient has scores; set it, or drop source")
+    known = SELECTORS | {"gradient": SOURCES[source]}
+    made = [known[name](layout, count, per_client, explore) for name in names]
     return functools.reduce(lambda a, b: join(how, a, b), made)
 
 
@@ -205,7 +229,7 @@ def selected(
             size = round(coverage(blended.update, blended.covered, layout) * layout.size)
         return select.learn(state, blended), {"mask_count": float(size)}
 
-    return Share(down, up, select.init, learn, own=frozenset(layout.params))
+    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look)
 
 
 def rows(ctx: Ctx, per_client: bool) -> Ctx:

@@ -76,6 +76,10 @@ def refuse(threshold: float, mode: str, adaptive: bool) -> None:
 
 def thinned(layout: Layout, dense: bool) -> list[str]:
     """The weights that have filters and channels, or with `dense` rows and columns."""
+    if layout.bases:
+        raise MethodError(
+            "fedscr looks for filters, which tensors of a model split into bases do not show; drop fedscr or split-mix"
+        )
     kinds = ("conv", "linear") if dense else ("conv",)
     names = [name for name in layout.params if name in layout.kinds and layout.kinds[name].name in kinds]
     if not names:

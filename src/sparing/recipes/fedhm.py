@@ -23,7 +23,7 @@ def fedhm(
     def apply(method: Method) -> Method:
         if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
             return method
-        if method.fit is not None:
+        if method.fit is not None or method.layout.bases:
             raise MethodError("fedhm cannot resize a model that another part resizes already; keep one of them")
         fit = lowrank.lowrank(method.layout, ratios, full, keep)
         weigh = method.blend.weigh

@@ -14,7 +14,7 @@ def heterofl(ratios: Sequence[float] = (1, 0.5, 0.25, 0.125, 0.0625), scaler: bo
     def apply(method: Method) -> Method:
         if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
             return method
-        if method.fit is not None:
+        if method.fit is not None or method.layout.bases:
             raise MethodError("heterofl cannot resize a model that another part resizes already; keep one of them")
         return method._replace(fit=slices(method.layout, ratios, scaler))
 

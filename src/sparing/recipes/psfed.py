@@ -11,6 +11,7 @@ def psfed(
     selector: str | dict[str, list[str]] = "random",
     per_client: bool = False,
     explore: float = 0.1,
+    source: str = "updates",
     sync: int | None = None,
     start: float | None = None,
     warmup: int = 0,
@@ -24,7 +25,7 @@ def psfed(
         home = method.share.private  # a part of what the recipes before let through
         layout = method.layout._replace(shapes={n: s for n, s in method.layout.shapes.items() if n not in home})
         count = masks.counts(layout.size, fraction, start, warmup, schedule)
-        select = selectors.selector_of(selector, layout, count, per_client, explore)
+        select = selectors.selector_of(selector, layout, count, per_client, explore, source)
         share = masks.partial(layout, selectors.selected(layout, select, count, per_client, first), count, sync)
         if reset_momentum and not method.local.init(method.layout):
             raise MethodError(
@@ -32,6 +33,7 @@ def psfed(
                 "set local.velocity: kept and local.momentum, or drop it"
             )
         local = method.local._replace(reset=method.local.reset or reset_momentum)
-        return method._replace(share=narrow(method.share, share), local=local)
+        probe = method.probe or source == "probe"
+        return method._replace(share=narrow(method.share, share), local=local, probe=probe)
 
     return apply

@@ -50,6 +50,7 @@ class TaskSection(Section):
     test: float = Field(default=0.25, ge=0, lt=1)  # share of a client's samples, where there is no official test set
     validation: float = Field(default=0.0, ge=0, lt=1)
     held_out: NonNegativeInt | NonNegativeFloat = 0  # clients that never train: a count or a share
+    probe: NonNegativeInt | NonNegativeFloat = 0  # training samples that the server keeps: a count or a share
     augment: list[Any] = []
 
 
@@ -128,6 +129,7 @@ class PlanSection(Section):
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
     bank: Literal["auto", "memory", "file"] = "auto"
+    parcels: Literal["forgotten", "kept"] = "forgotten"  # kept as files, for `sparing wire`, by the debug engine
 
 
 class Study(Section):
@@ -148,8 +150,8 @@ class Study(Section):
     checkpoint: PositiveInt = 1  # rounds between checkpoints
 
     def fingerprint(self) -> str:
-        """What must not change between a run and its resumption."""
-        text = json.dumps(self.model_dump(), sort_keys=True)
+        """What must not change between a run and its resumption. A key that is new since then changes nothing."""
+        text = json.dumps(self.model_dump(exclude_defaults=True), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from sparing.core.compose import compose
+from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError
+from sparing.core.factors import FactoredConv
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, sent
 from sparing.core.protocols import Method
@@ -59,6 +60,8 @@ class Size(NamedTuple):
     down: Way
     up: Way
     first_bytes: int  # down, at a client's first contact in the first round
+    other_parameters: int | None  # were its factored convolutions split the other way; None: it has none
+    other_multiply_adds: int | None
 
 
 class Explanation(NamedTuple):
@@ -79,17 +82,20 @@ class Explanation(NamedTuple):
     client_bytes: dict[str, int]  # what a client remembers between rounds
     server_bytes: dict[str, int]
     row_bytes: int  # what the server keeps of each client
+    probe: bool  # the server needs labelled samples of its own
     sizes: list[Size]
 
 
 def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[int, ...], classes: int) -> Explanation:
     entries = method_list(method)
-    net = built(model, shape, classes)
+    made = recipes(entries)
+    net = remade(built(model, shape, classes), made)
     layout = layout_of(net)
-    whole = compose(layout, *recipes(entries))
+    whole = compose(layout, *made)
     initial = tree_of(net, layout)
     row = first_row(whole, initial)
-    server = first_server(whole, initial, CLIENTS, open_bank(row, CLIENTS) if row else None)
+    rows = open_bank(row, CLIENTS) if row else None
+    server = first_server(whole, initial, CLIENTS, rows, gradient=lambda model: model)  # made up, like all values here
     return Explanation(
         method="+".join(named("method", entry)[0] for entry in entries),
         model=model if isinstance(model, str) else next(iter(model)),
@@ -108,6 +114,7 @@ def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[i
         client_bytes=grouped(first_client(whole, initial)),
         server_bytes=server_bytes(whole, server),
         row_bytes=bytes_of(row),
+        probe=whole.probe,
         sizes=[size_of(whole, server, initial, net, shape, one) for one in one_of_each(whole)],
     )
 
@@ -155,6 +162,7 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
         for train in (loud_training, spiky_training):
             up, _ = client(method, first_client(method, initial), down, train, ctx)
             ups.append(way(up, seen))
+    other = split_the_other_way(theirs)
     return Size(
         name=name,
         parameters=seen.layout.size,
@@ -162,6 +170,8 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
         down=most(downs),
         up=most(ups),
         first_bytes=int(nbytes(outgoing(method, server, context(who, 1, first=True)))[0]),
+        other_parameters=layout_of(other).size if other else None,
+        other_multiply_adds=multiply_adds(other, shape) if other else None,
     )
 
 
@@ -239,6 +249,24 @@ def multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
         said = str(error).splitlines()[0]
         raise ConfigError(f"the model does not take samples of shape {shape}: {said}; give another --shape") from None
     return counter.get_total_flops() // 4 + sum(steps)
+
+
+def split_the_other_way(net: nn.Module) -> nn.Module | None:
+    """The network with each factored convolution as a whole one to the same rank, then a 1x1 one; None without any."""
+    net = copy.deepcopy(net)
+    thin = {name: layer for name, layer in net.named_modules() if isinstance(layer, FactoredConv)}
+    for name, layer in thin.items():
+        (m, rank, high, _), (_, n, _, wide) = layer.a.shape, layer.b.shape
+        how: dict[str, Any] = {
+            key: (layer.down[key][0], layer.across[key][1]) for key in ("stride", "padding", "dilation")
+        }
+        if isinstance(layer.down["padding"], str):
+            how["padding"] = layer.down["padding"]
+        first = nn.Conv2d(n, rank, (high, wide), **how, bias=False)
+        owner, _, leaf = name.rpartition(".")
+        both = nn.Sequential(first, nn.Conv2d(rank, m, 1, bias=layer.bias is not None))
+        setattr(net.get_submodule(owner), leaf, both)
+    return net if thin else None
 
 
 def layers(names: frozenset[str], layout: Layout) -> list[str]:

@@ -46,7 +46,10 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int) -> PlanSe
     if bank == "auto":
         each = state + bytes_of(first_row(job.method, job.initial))
         bank = "file" if each * len(job.task) > BANK else "memory"
-    return PlanSection(path=path, chunk=1 if engine == "debug" else chunk, threads=threads, bank=bank)
+    if plan.parcels == "kept" and engine != "debug":
+        raise ConfigError(f"plan.parcels is kept, but engine {engine!r} only counts their bytes; set engine: debug")
+    chosen = {"path": path, "chunk": 1 if engine == "debug" else chunk, "threads": threads, "bank": bank}
+    return plan.model_copy(update=chosen)
 
 
 def settle_path(path: str, engine: str, job: Job) -> Literal["loop", "stacked"]:

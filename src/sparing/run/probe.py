@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
 from sparing.core.keys import Ctx
+from sparing.core.mix import Mix
 from sparing.core.tree import Tree, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
@@ -17,11 +18,19 @@ CLOSE = 1e-3
 
 
 def refuse_misfit(job: Job) -> None:
-    """One sample through the model and the loss, from the training and from the test data."""
+    """One sample through the model and the loss, from the training data, the test data and the probe set."""
     task, models = job.task, job.rest.complete(job.initial)
     sets: list[tuple[str, Tensor, Tensor]] = [("train", task.train.x, task.train.y)]
     if task.test_all is not None:
         sets.append(("test", *task.test_all))
+    if task.probe is not None:
+        sets.append(("probe", *task.probe))
+    elif job.method.probe:
+        raise ConfigError(
+            "the method scores positions by a gradient on the server's probe set (psfed.source: probe), but the task "
+            "has none; set task.probe to a share of the training samples, such as 0.01, or to a number of them, or "
+            "give your own Task a probe=(x, y)"
+        )
     for name, x, y in sets:
         if task.loss is cross_entropy and y.ndim == 1:
             refuse_labels(job, name, x, y)
@@ -32,7 +41,8 @@ def refuse_misfit(job: Job) -> None:
         except Exception as error:
             what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
             said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            raise DataError(f"the model or loss does not take the {name} data ({what}): {said}") from error
+            model = "the model split into bases" if isinstance(job.model, Mix) else "the model"
+            raise DataError(f"{model} or loss does not take the {name} data ({what}): {said}") from error
     for size, model in enumerate(job.sizes):
         refuse_broken(job, size, model)
     if job.method.fit is not None:

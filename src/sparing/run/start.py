@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sparing.core import tree
-from sparing.core.compose import compose
+from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError
 from sparing.core.round import first_client, first_row, first_server
 from sparing.engines.debug import Debug
@@ -25,6 +25,7 @@ from sparing.run.config import FleetSection, Study, study_from
 from sparing.run.folder import SERVER_SLOTS, SLOTS, Folder
 from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
+from sparing.run.parcels import keeping
 from sparing.run.plan import device_of, settle_plan
 from sparing.run.probe import refuse_misfit
 from sparing.run.results import Result
@@ -104,11 +105,12 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
     fleet = fleet_of(study.fleet, task, study.seed)
     if fleet.attack is not None and fleet.attack.kind == "label-flip":
         task = flipped(task, fleet.attack.who)
-    model = checked_model(task.build(study.seed)).to(device)
-    layout = tree.layout_of(model, static=study.local.buffers == "static")
+    made, static = recipes(study.method, study.personalization.options()), study.local.buffers == "static"
+    model = remade(checked_model(task.build(study.seed)), made, static, study.seed).to(device)
+    layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     job = Job(
-        method=compose(layout, *recipes(study.method, study.personalization.options()), local=study.local.local()),
+        method=compose(layout, *made, local=study.local.local()),
         task=task.to(device),
         model=model,
         initial=tree.tree_of(model, layout),
@@ -159,17 +161,21 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     bank = open_bank(first_client(job.method, job.initial), clients, device, path)
     template = first_row(job.method, job.initial)
     rows = open_bank(template, clients, device, path.with_name(SERVER_SLOTS) if path else None) if template else None
-    server = first_server(job.method, job.initial, clients, rows)
+    server = first_server(job.method, job.initial, clients, rows, job.gradient)
     engine = ENGINES[study.engine](job, bank)
+    if study.plan.parcels == "kept":
+        if folder is None:
+            raise ConfigError("plan.parcels is kept, but this run has no folder to keep them in; name one (out=...)")
+        engine = Debug(job, bank, keeping(folder.path / "parcels"))
     found = fingerprint(study, job)
     return Run(study, job.task.name, clients, engine, bank, server, folder, found, job, rows, scratch)
 
 
 def fingerprint(study: Study, job: Job) -> str:
-    """What a checkpoint must agree with: the study, the initial model, and every sample of every client."""
+    """What a checkpoint must agree with: the study, the initial model, and every sample of clients and server."""
     digest = hashlib.sha256(study.fingerprint().encode() + tree.sha256(job.initial).encode())
     data = job.task.train
-    for x in (data.count, data.y, data.x):
+    for x in (data.count, data.y, data.x, *(job.task.probe or ())):
         digest.update(
             zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).to_bytes(4, "little")
         )

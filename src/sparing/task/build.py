@@ -29,6 +29,7 @@ def build_task(
     test: float = 0.25,
     validation: float = 0.0,
     held_out: int | float = 0,
+    probe: int | float = 0,
     augment: Sequence[Any] = (),
 ) -> Task:
     """A task as a study describes it. The seed decides who owns what; the network is built later, from its own.
@@ -37,7 +38,7 @@ def build_task(
     >>> len(task), int(task.train.count.sum() + task.test.count.sum())
     (10, 1797)
     """
-    pool, parts = shared_out(data, clients, split, seed, test, validation, held_out)
+    pool, parts = shared_out(data, clients, split, seed, test, validation, held_out, probe)
     shape, classes = tuple(pool.x.shape[1:]), pool.classes
     train = laid(pool, parts.train, parts.shifts, augments(augment, shape))
     official = None if parts.global_test is None else torch.from_numpy(parts.global_test)
@@ -49,6 +50,7 @@ def build_task(
         held_out=parts.held_out.tolist(),
         test_all=None if official is None else (pool.x[official], pool.y[official]),
         validation=laid(pool, parts.validation, parts.shifts) if validation else None,
+        probe=(pool.x[parts.probe], pool.y[parts.probe]) if len(parts.probe) else None,
     )
     task.build()  # an unknown network should be refused here, not at the first round
     return task
@@ -62,13 +64,14 @@ def shared_out(
     test: float = 0.25,
     validation: float = 0.0,
     held_out: int | float = 0,
+    probe: int | float = 0,
 ) -> tuple[Dataset, Partition]:
     """The dataset and who holds what of it."""
     name, options = named("data", data)
     pool = load(name, **options)
     law = split if isinstance(split, str) else next(iter(split), "")
     count = MANY if clients is None and law in (*LAWS, "styles") else clients
-    return pool, partition(pool, split, count, seed, test, validation, held_out)
+    return pool, partition(pool, split, count, seed, test, validation, held_out, probe)
 
 
 def laid(

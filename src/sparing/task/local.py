@@ -5,7 +5,9 @@ from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, TrainingError, nearest
 from sparing.core.keys import Ctx
+from sparing.core.mix import Mix
 from sparing.core.protocols import Local, Phase
+from sparing.core.reduce import total
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.task.clients import Clients
@@ -53,6 +55,8 @@ def train(
     >>> after["bias"], notes["loss"]
     (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
     """
+    if isinstance(model, Mix):
+        return train_apart(model, loss, data, local, start, ctx, path, threads, memory, anchor, pull)
     check(local, path, threads)
     check_names(model, start)
     if not len(ctx.ids) or int(ctx.ids.min()) < 0 or int(ctx.ids.max()) >= len(data):
@@ -67,6 +71,27 @@ def train(
             after, losses = stacked(model, loss, data, local, start, ctx, device, memory, aside)
         check_finite(after, local, ctx)
     return after, {"loss": losses.to(device, torch.float32)}
+
+
+def train_apart(
+    model: Mix, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, path: str, threads: int,
+    memory: Tree | None, anchor: Tree | None, pull: Tree | None,
+) -> tuple[Tree, dict[str, Tensor]]:  # fmt: skip
+    """Each base of each client as if it were a client of its own, with the same batches; the loss is their mean."""
+    k, bases = len(ctx.ids), model.bases
+
+    def rows(tree: Tree) -> Tree:
+        return {name: x.expand(k, *x.shape[1:]).flatten(0, 1) for name, x in tree.items()}
+
+    apart = ctx.at(torch.arange(k, device=ctx.ids.device).repeat_interleave(bases))
+    memory = memory if memory is not None else {}
+    remembered, beside = rows(memory), rows(start) if anchor is None else rows(anchor)
+    how = (local, rows(start), apart, path, threads, remembered, beside, rows(pull or {}))
+    after, notes = train(model.alone(), loss, data, *how)
+    for name, x in remembered.items():
+        memory[name].copy_(x.unflatten(0, (k, bases)))
+    losses = total(notes["loss"].unflatten(0, (k, bases))) / bases
+    return {name: x.unflatten(0, (k, bases)) for name, x in after.items()}, {"loss": losses.float()}
 
 
 def default_path(model: nn.Module, device: torch.device | str) -> str:

@@ -22,7 +22,8 @@ class Task:
     `train` has one (x, y) per client: numpy arrays, tensors or lists. `test` is one (x, y) for everybody, or one per
     client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
     without it, cross entropy for integer y and mean squared error for float y. Clients in `held_out` never train;
-    they are the new clients of an evaluation. With test sets per client, `test_all` may be another global one.
+    they are the new clients of an evaluation. With test sets per client, `test_all` may be another global one. `probe`
+    is one (x, y) that the server itself holds, for methods that look at a gradient there; it should be no test data.
 
     >>> import torch
     >>> from torch import nn
@@ -39,6 +40,7 @@ class Task:
     name: str
     held_out: Tensor  # int64 [h] ids
     validation: Clients | None  # one set per client, to choose settings by
+    probe: tuple[Tensor, Tensor] | None  # the server's own samples
 
     def __init__(
         self,
@@ -50,13 +52,14 @@ class Task:
         held_out: Sequence[int] = (),
         test_all: Pair | None = None,
         validation: Clients | None = None,
+        probe: Pair | None = None,
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
         self.model, self.name = model, name
         self.train = train if isinstance(train, Clients) else Clients.of(train)
         check_samples(self.train, "train", labels=loss is None)
-        check_filled(self.train)
+        check_filled(self.train, "train")
         self.test, self.test_all = tests(test)
         if self.test is not None and len(self.test) != len(self.train):
             raise DataError(
@@ -70,6 +73,12 @@ class Task:
         self.validation = validation
         if test_all is not None:
             self.test_all = Clients.of([test_all]).client(0)
+        self.probe = None
+        if probe is not None:
+            held = Clients.of([probe])
+            check_samples(held, "probe", labels=loss is None)
+            check_filled(held, "probe")
+            self.probe = held.client(0)
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -108,6 +117,8 @@ class Task:
         moved.test = self.test.to(device) if self.test else None
         if self.test_all:
             moved.test_all = (self.test_all[0].to(device), self.test_all[1].to(device))
+        if self.probe:
+            moved.probe = (self.probe[0].to(device), self.probe[1].to(device))
         return moved
 
 
@@ -120,10 +131,10 @@ def checked_ids(ids: Sequence[int], clients: int) -> Tensor:
     return out
 
 
-def check_filled(train: Clients) -> None:
-    empty = (train.count < 1).nonzero().flatten()
+def check_filled(data: Clients, what: str) -> None:
+    empty = (data.count < 1).nonzero().flatten()
     if len(empty):
-        raise DataError(f"train: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
+        raise DataError(f"{what}: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
 
 
 def is_pair(test: Any) -> bool:

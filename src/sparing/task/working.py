@@ -28,7 +28,8 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     step = recast(module, stacked, static)
     last = not stacked and any(isinstance(layer, nn.Conv2d) for layer in module.modules())
     if last:  # measured on one core: 1.1 to 1.35 times as fast
-        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for x in (*module.parameters(), *module.buffers()):
+            x.data = x.data.to(memory_format=torch.channels_last) if x.ndim == 4 else x.data
     alias, state, seen = {}, {}, {}
     for name, x in module.state_dict(keep_vars=True).items():
         alias[name] = seen.setdefault(id(x), name)

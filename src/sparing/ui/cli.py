@@ -21,6 +21,7 @@ from sparing.run.check import check as measure
 from sparing.run.config import load_study
 from sparing.run.explain import explain as explain_method
 from sparing.run.loop import Logger
+from sparing.run.parcels import load as load_parcel
 from sparing.run.results import Result
 from sparing.run.start import resume as continue_run
 from sparing.run.start import start
@@ -30,6 +31,8 @@ from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_o
 from sparing.ui.live import Progress, watching
 from sparing.ui.tasks import list_data, show_cost, show_split
 from sparing.ui.text import method_name, options, print_methods, print_result
+from sparing.ui.wire import described
+from sparing.ui.wire import show as show_parcel
 
 
 class Polite(TyperGroup):
@@ -156,6 +159,23 @@ def shape_of(text: str) -> tuple[int, ...]:
     if not all(side.isdecimal() and int(side) > 0 for side in sides):
         raise ConfigError(f"--shape is {text!r}; write it as 3x32x32")
     return tuple(int(side) for side in sides)
+
+
+@app.command()
+def wire(
+    file: Annotated[Path, typer.Argument(help="A parcel, as a run with plan.parcels=kept keeps them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a parcel holds, tensor by tensor: how much is sent, as what, in how many bytes.
+
+    sparing run engine=debug plan.parcels=kept method=topk+int8+tight rounds=2 keeps every parcel of the run, and
+    sparing wire RUN/parcels/round-0001/client-00003-up.spar looks into one.
+    """
+    said = described(*load_parcel(file))
+    if as_json:
+        print_json(said)
+    else:
+        show_parcel(said, Console())
 
 
 @app.command()

@@ -38,6 +38,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
     kept = remembered(e.server_bytes)
     rows = f"; {size_text(e.row_bytes)} of each client" if e.row_bytes else ""
     grid.add_row("the server keeps", "the model" + (f"; {kept}" if kept else "") + rows)
+    if e.probe:
+        grid.add_row("the server needs", "labelled samples of its own (task.probe), for a gradient each round")
     grid.add_row("blends", f"by {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else ""))
     console.print(grid, highlight=False)
     console.print()
@@ -45,6 +47,9 @@ def print_explanation(e: Explanation, console: Console) -> None:
     if not all(way.exact for size in e.sizes for way in (size.down, size.up)):
         console.print("≤: at most; the data, or the round, decides how much less", style="dim")
     console.print("per client, in a round after any warm-up that is no full sync", style="dim")
+    if any(size.other_parameters for size in e.sizes):
+        console.print("\nwere factored convolutions k x k ones to the same rank, then 1 x 1 ones:", highlight=False)
+        console.print(other_costs(e), highlight=False)
 
 
 def travels(way: Way, everything: int) -> str:
@@ -92,6 +97,16 @@ def costs(e: Explanation) -> Table:
     for size in e.sizes:
         cells = [f"{size.parameters:,}", f"{size.multiply_adds:,}", bound(size.down), bound(size.up)]
         table.add_row(size.name, *cells, size_text(size.first_bytes))
+    return table
+
+
+def other_costs(e: Explanation) -> Table:
+    table = Table("clients", box=None, pad_edge=False, header_style="bold")
+    for name in ("parameters", "multiply-adds a sample"):
+        table.add_column(name, justify="right")
+    for size in e.sizes:
+        if size.other_parameters is not None:
+            table.add_row(size.name, f"{size.other_parameters:,}", f"{size.other_multiply_adds:,}")
     return table
 
 

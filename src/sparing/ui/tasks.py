@@ -26,7 +26,8 @@ def list_data(console: Console) -> None:
 def show_split(task: TaskSection, seed: int, picture: Path, console: Console) -> None:
     """Say what the dataset is and who holds what, and draw it."""
     split: Any = task.split or "iid"
-    pool, parts = shared_out(task.data, task.clients, split, seed, task.test, task.validation, task.held_out)
+    shares = (task.test, task.validation, task.held_out, task.probe)
+    pool, parts = shared_out(task.data, task.clients, split, seed, *shares)
     told = report(parts, pool)
     kind = "x".join(str(side) for side in pool.x.shape[1:])
     groups = f", natural ids: {', '.join(sorted(pool.groups))}" if pool.groups else ""

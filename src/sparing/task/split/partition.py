@@ -33,6 +33,7 @@ class Partition:
     shifts: list[Shift] | None = None  # a style per client: task/shift.py applies it
     global_test: np.ndarray | None = None  # an official test part of no client; None: all clients' tests together
     left_out: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    probe: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # kept by the server
 
     def __len__(self) -> int:
         """How many clients there are."""
@@ -57,13 +58,15 @@ def partition(
     test: float = 0.25,
     validation: float = 0.0,
     held_out: int | float = 0,
+    probe: int | float = 0,
 ) -> Partition:
     """Share a dataset out to clients; docs/splits.md has the laws.
 
     The clients share the official train part, and the official test part is dealt out by the same law. Where there is
     none, or its natural ids are others (unseen writers), a stratified share `test` of each client's own samples is
     kept for testing. `validation` is then a share of what is left to train on. `held_out` clients, a number or a
-    share of all, never train.
+    share of all, never train. `probe` samples, a number or a share of the train part, are taken out before anything is
+    shared, in the same class proportions: the server keeps them.
 
     >>> import torch
     >>> pool = Dataset("toy", torch.zeros(40, 1), torch.arange(40) % 4, classes=4)
@@ -77,13 +80,14 @@ def partition(
         raise ConfigError(f"the seed must be 0 or more, seen {seed}")
     name, options = read_split(split, dataset)
     labels, official = labels_of(dataset), official_of(dataset)
-    dealt = deal(dataset, labels, official, name, options, clients, seed)
+    kept = taken_out(probe, labels, official, name, seed)
+    dealt = deal(dataset, labels, official, kept, name, options, clients, seed)
     train, tests = (dealt.own, dealt.test) if dealt.test else train_test(labels, dealt.own, seed, test)
     aside = dealt.validation or [np.empty(0, np.int64)] * len(train)
     if validation and not dealt.validation:
         train, aside = cut(labels, train, validation, generator(seed, "validation"))
     nobody = np.ones(len(labels), bool)
-    nobody[np.concatenate([*train, *tests, *aside])] = False
+    nobody[np.concatenate([*train, *tests, *aside, kept])] = False
     unseen = None if dealt.test else np.flatnonzero(official & nobody)
     if unseen is not None:
         nobody[unseen] = False
@@ -97,6 +101,7 @@ def partition(
         shifts=dealt.shifts,
         global_test=unseen if unseen is not None and len(unseen) else None,
         left_out=np.flatnonzero(nobody),
+        probe=kept,
     )
 
 
@@ -104,6 +109,7 @@ def deal(
     dataset: Dataset,
     labels: np.ndarray,
     official: np.ndarray,
+    kept: np.ndarray,
     name: str,
     options: dict[str, Any],
     clients: int | None,
@@ -111,13 +117,15 @@ def deal(
 ) -> Dealt:
     if name == "lists":
         return from_lists(read_lists(options["lists"], len(labels)), labels, official, clients, seed)
+    shared = ~official
+    shared[kept] = False
     if name in dataset.groups:
-        return by_group(dataset, official, name, options, clients, seed)
+        return by_group(dataset, official, shared, name, options, clients, seed)
     if clients is None:
         raise ConfigError(f"{name} needs a number of clients: set clients")
     if name == "styles" and dataset.x.ndim != 4:
         raise ConfigError(f"styles need images, but {dataset.name} has samples of shape {tuple(dataset.x.shape[1:])}")
-    pool = np.flatnonzero(~official)
+    pool = np.flatnonzero(shared)
     if name == "styles":
         shifts = styles(clients, seed, **options)
         dealt = Dealt(iid(labels[pool], clients, seed), names=[str(shift) for shift in shifts], shifts=shifts)
@@ -136,15 +144,21 @@ def with_official(dealt: Dealt, labels: np.ndarray, official: np.ndarray, seed: 
 
 
 def by_group(
-    dataset: Dataset, official: np.ndarray, name: str, options: dict[str, Any], clients: int | None, seed: int
+    dataset: Dataset,
+    official: np.ndarray,
+    shared: np.ndarray,
+    name: str,
+    options: dict[str, Any],
+    clients: int | None,
+    seed: int,
 ) -> Dealt:
     """One client per natural id. Official test samples go by the same ids, if every client has some."""
     ids = dataset.groups[name].numpy()
-    chosen = natural(ids[~official], clients, seed, what=name, **options)
+    chosen = natural(ids[shared], clients, seed, what=name, **options)
     owner = holder(ids, chosen)
     known = dataset.names.get(name)
     names = [known[i] if known and i < len(known) else f"{name} {i}" for i in chosen.tolist()]
-    own = owned(np.where(official, -1, owner), len(chosen))
+    own = owned(np.where(shared, owner, -1), len(chosen))
     test = owned(np.where(official, owner, -1), len(chosen))
     return Dealt(own, test if all(map(len, test)) else None, names=names)
 
@@ -175,6 +189,21 @@ def chosen_out(held_out: int | float, clients: int, seed: int) -> np.ndarray:
     if not 0 <= count < clients:
         raise ConfigError(f"{count} of {clients} clients cannot be held out: leave at least one to train")
     return np.sort(shuffled(clients, generator(seed, "held out"))[:count])
+
+
+def taken_out(probe: int | float, labels: np.ndarray, official: np.ndarray, name: str, seed: int) -> np.ndarray:
+    """The server's samples: a stratified part of what is not for testing."""
+    if not probe:
+        return np.empty(0, np.int64)
+    if name == "lists":
+        raise ConfigError(f"probe is {probe}, but lists say who holds what: leave it out or split in another way")
+    pool = np.flatnonzero(~official)
+    share = probe if isinstance(probe, float) else probe / len(pool)
+    check_share("probe", share)
+    kept = cut(labels, [pool], share, generator(seed, "probe"))[1][0]
+    if not len(kept):
+        raise ConfigError(f"probe is {probe} of {len(pool):,} samples, which is none: raise it")
+    return kept
 
 
 def labels_of(dataset: Dataset) -> np.ndarray:

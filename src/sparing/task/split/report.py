@@ -20,6 +20,7 @@ class Report(NamedTuple):
     test: np.ndarray
     held_out: np.ndarray  # client ids
     left_out: int  # samples of nobody
+    probe: int  # samples kept by the server
     global_test: int  # samples kept for the global model only
     names: list[str] | None  # of clients
     labels: list[str]
@@ -67,6 +68,7 @@ def report(partition: Partition, dataset: Dataset) -> Report:
         test=lengths(partition.test),
         held_out=partition.held_out,
         left_out=len(partition.left_out),
+        probe=len(partition.probe),
         global_test=0 if partition.global_test is None else len(partition.global_test),
         names=partition.names,
         labels=dataset.names.get("class") or [str(k) for k in range(dataset.classes)],
@@ -146,6 +148,8 @@ def lines(told: Report) -> list[str]:
         out.append(f"without a test sample: {(told.test == 0).sum():,} clients")
     if told.global_test:
         out.append(f"global test: {told.global_test:,} official test samples that belong to no client")
+    if told.probe:
+        out.append(f"probe: {told.probe:,} samples that the server keeps")
     if told.left_out:
         out.append(f"left out: {told.left_out:,} samples that belong to no client")
     return out

@@ -1,0 +1,25 @@
+"""Parcels as bytes and back: the frame, its sections, and the codes they are written in. `docs/wire.md` is the format.
+
+frame      magic, version, schema hash, sections, checksum          to_bytes, from_bytes
+section    one leaf: masks, scales, values
+count      how many bytes that takes, without writing it where a closed form exists
+index      which positions are kept, in closed-form codes; bit layouts; the reader of untrusted bytes
+places     the same in the fewest bytes we know, for tight leaves
+codes      int8 codes of tight leaves
+grid       levels of rows and columns, by which both tell likely places from unlikely ones
+chances    how likely each symbol is
+ans        the entropy coder
+"""
+
+from sparing.core.wire.frame import (
+    dense,
+    fingerprint,
+    from_bytes,
+    nbytes,
+    schema_of,
+    sizes,
+    to_bytes,
+    version_of,
+)
+
+__all__ = ["dense", "fingerprint", "from_bytes", "nbytes", "schema_of", "sizes", "to_bytes", "version_of"]

@@ -1,0 +1,202 @@
+"""The wire: parcels as bytes, their exact size, and back without trust.
+
+    magic, version, schema hash, body length | one section a leaf, one for the notes | crc32
+
+`docs/wire.md` is the format in full. Three laws hold it together: a parcel and its size agree to the byte, what
+arrives is what was sent, and accepted bytes of version 1 encode to themselves, so nothing can be written in two ways.
+Version 2, written where a leaf is tight, leaves the sender a choice of codes.
+
+    >>> parcel = Parcel({"w": Leaf(torch.tensor([[1.0, 2.0]]))}, {"n": torch.tensor([20.0])})
+    >>> data = to_bytes(parcel, 0)
+    >>> len(data) == int(nbytes(parcel)[0])
+    True
+    >>> from_bytes(data, Schema({"w": Spec((2,))}, {"n": 1})).leaves["w"].value
+    tensor([[1., 2.]])
+"""
+
+import hashlib
+import json
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import WireError
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, clients, row
+from sparing.core.wire.count import leaf_sizes
+from sparing.core.wire.index import Buffer, Reader, varint, varint_size
+from sparing.core.wire.section import CODES, array, read_floats, read_leaf, write_leaf
+
+MAGIC = b"SPAR"
+HASH, CRC = 8, 4
+SHORTEST = len(MAGIC) + 1 + HASH + 1 + CRC
+
+
+def schema_of(parcel: Parcel, about: str = "") -> Schema:
+    """The schema a receiver of this parcel's first row must hold.
+
+    >>> schema_of(Parcel({"w": Leaf(torch.zeros(3, 2))}, {"n": torch.zeros(3)})).leaves["w"].shape
+    (2,)
+    """
+    leaves = {name: spec_of(leaf) for name, leaf in parcel.leaves.items()}
+    return Schema(leaves, {name: math.prod(x.shape[1:]) for name, x in parcel.notes.items()}, about)
+
+
+def spec_of(leaf: Leaf) -> Spec:
+    return Spec(
+        tuple(leaf.value.shape[1:]),
+        leaf.value.dtype,
+        None if leaf.told or leaf.scope is None else leaf.scope[:1],
+        leaf.told,
+        tuple(tuple(keep.shape[1:]) for keep in leaf.keep),
+        0 if leaf.scale is None else leaf.scale.shape[1],
+        leaf.tight,
+    )
+
+
+def version_of(schema: Schema) -> int:
+    return 2 if any(spec.tight for spec in schema.leaves.values()) else 1
+
+
+def fingerprint(schema: Schema) -> bytes:
+    """Eight bytes by which two ends know that they mean the same layout; what a mask holds is not part of it."""
+    leaves = [
+        [name, spec.shape, str(spec.dtype).removeprefix("torch."), spec.told, spec.grains, spec.scales]
+        + ["tight"] * spec.tight
+        for name, spec in schema.leaves.items()
+    ]
+    text = json.dumps([schema.about, leaves, sorted(schema.notes.items())], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=HASH).digest()
+
+
+def dense(schema: Schema) -> int:
+    """Bytes of a decoded parcel in memory, all positions present, a packed code counted as four.
+
+    `from_bytes` never holds more than twice this and a constant.
+
+    >>> dense(Schema({"w": Spec((10,), grains=((10,),))}, {"n": 1}))
+    54
+    """
+    total = 4 * sum(schema.notes.values())
+    for spec in schema.leaves.values():
+        item = 4 if spec.dtype == CODES else spec.dtype.itemsize
+        masks = (*spec.grains, spec.shape) if spec.told else spec.grains
+        total += math.prod(spec.shape) * item + sum(map(math.prod, masks)) + 4 * spec.scales
+    return total
+
+
+# ---------------------------------------------------------------------------------------------------------- writing
+
+
+def to_bytes(parcel: Parcel, k: int, about: str = "") -> bytes:
+    """Client k's parcel. `about` must be the receiver's `schema.about`.
+
+    >>> to_bytes(Parcel({}, {}), 0).hex()
+    '53504152017d1fc208fafa1450010053351a79'
+    """
+    if not 0 <= k < clients(parcel):
+        raise WireError(f"client {k} of a parcel of {clients(parcel)}: count from 0")
+    one = row(parcel, k)
+    body = [piece for name, leaf in one.leaves.items() for piece in section(write_leaf(name, leaf))]
+    body += section([write_note(name, one.notes[name]) for name in sorted(one.notes)])
+    schema = schema_of(one, about)
+    head = MAGIC + bytes([version_of(schema)]) + fingerprint(schema) + varint(sum(map(len, body)))
+    crc = 0
+    for piece in (head, *body):
+        crc = zlib.crc32(piece, crc)
+    return b"".join((head, *body, crc.to_bytes(CRC, "little")))
+
+
+def section(pieces: list[Buffer]) -> list[Buffer]:
+    return [varint(sum(map(len, pieces))), *pieces]
+
+
+def write_note(name: str, note: Tensor) -> bytes:
+    if note.dtype != torch.float32:
+        raise WireError(f"note {name!r} is {note.dtype}: notes travel as float32, call .float()")
+    return array(note).astype("<f4", copy=False).tobytes()
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def from_bytes(data: Buffer | bytearray, schema: Schema) -> Parcel:
+    """The parcel (K = 1, on the CPU) in bytes that may come from anyone; WireError for all that is not one."""
+    reader = Reader(memoryview(data).cast("B"))
+    read_header(reader, schema)
+    leaves = {}
+    for number, (name, spec) in enumerate(schema.leaves.items()):
+        part = reader.section(f"leaf {number} ({name})")
+        leaves[name] = read_leaf(part, spec)
+        part.close()
+    part = reader.section("notes")
+    notes = {name: read_floats(part, schema.notes[name], "note") for name in sorted(schema.notes)}
+    part.close()
+    reader.close()
+    return Parcel(leaves, {name: notes[name] if m != 1 else notes[name][:, 0] for name, m in schema.notes.items()})
+
+
+def read_header(reader: Reader, schema: Schema) -> None:
+    """All that is checked before the body is looked at; the reader is left with exactly the body."""
+    version, seen = read_frame(reader)
+    if seen != (mine := fingerprint(schema)):
+        raise WireError(
+            f"schema hash {seen.hex()}, expected {mine.hex()}: the two sides differ in layout, method or round "
+            f"({schema.about or 'no about'}); start both from the same config and answer the same round"
+        )
+    if version != version_of(schema):
+        raise WireError(f"wire version {version}, but these leaves are written in version {version_of(schema)}")
+
+
+def read_frame(reader: Reader) -> tuple[int, bytes]:
+    """What can be checked without a schema; gives the version and the hash, and leaves the reader with the body."""
+    data = reader.data
+    if len(data) < SHORTEST:
+        raise WireError(f"truncated: {len(data)} bytes, no parcel has less than {SHORTEST}; send it again")
+    if (magic := bytes(reader.take(len(MAGIC), "magic"))) != MAGIC:
+        raise WireError(f"not a parcel: it begins with {magic.hex()}, not {MAGIC.hex()}; pass what to_bytes wrote")
+    if (version := reader.byte("version")) not in (1, 2):
+        raise WireError(f"wire version {version}, this side reads 1 and 2; install the same sparing on both sides")
+    seen = bytes(reader.take(HASH, "schema hash"))
+    body = reader.varint("body length")
+    if body > reader.left - CRC:
+        raise WireError(f"truncated: {body} bytes of body promised, {max(reader.left - CRC, 0)} came; send it again")
+    if body < reader.left - CRC:
+        raise WireError(f"{reader.left - CRC - body} bytes behind the parcel; pass exactly one parcel")
+    reader.end -= CRC
+    crc, told = zlib.crc32(data[: reader.end]), int.from_bytes(data[reader.end :], "little")
+    if crc != told:
+        raise WireError(f"checksum {crc:08x}, the parcel says {told:08x}: damaged on the way; send it again")
+    return version, seen
+
+
+# --------------------------------------------------------------------------------------------------------- counting
+
+
+def nbytes(parcel: Parcel) -> Tensor:
+    """`[K]` int64: the length of every client's `to_bytes`; nothing but tight leaves is encoded for it.
+
+    >>> nbytes(Parcel({"w": Leaf(torch.zeros(2, 10))}, {}))
+    tensor([60, 60])
+    """
+    return torch.stack(list(sizes(parcel).values())).sum(0)
+
+
+def sizes(parcel: Parcel) -> dict[str, Tensor]:
+    """What the bytes are spent on: value, index, scale, header, notes, each `[K]` int64."""
+    value = indices = scale = body = torch.zeros(clients(parcel), dtype=torch.int64, device=device_of(parcel))
+    for name, leaf in parcel.leaves.items():
+        a, b = leaf_sizes(name, leaf)
+        c = 0 if leaf.scale is None else 4 * leaf.scale.shape[1]
+        one = a + b + c + len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES)
+        value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one
+    notes = torch.full_like(value, 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values()))
+    body = body + varint_size(notes) + notes
+    header = SHORTEST - 1 + varint_size(body) + body - value - indices - scale - notes
+    return {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
+
+
+def device_of(parcel: Parcel) -> torch.device:
+    first = next(iter(parcel.leaves.values()), None)
+    return torch.device("cpu") if first is None else first.value.device

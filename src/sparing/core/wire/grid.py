@@ -1,0 +1,141 @@
+"""Matrices whose rows and columns have levels: 0 where nothing is, higher where more is.
+
+A position's class is the level of its row plus the level of its column; where one of the two is 0, it has none. Within
+a class, positions are numbered in C order. Neither end ever sorts a matrix: a position's number is how many of its
+class lie in the rows before, and how many columns of its column's level lie before it.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from sparing.core.wire import ans
+from sparing.core.wire.index import Reader
+
+
+class Grid(NamedTuple):
+    rows: np.ndarray  # level of each row, uint8
+    columns: np.ndarray
+    order: np.ndarray  # the columns, sorted by level
+    first: np.ndarray  # where each level begins in `order`
+    widths: np.ndarray  # columns of each level, 0 for level 0
+    classes: list[int]  # that have positions
+    sizes: list[int]  # of these classes
+
+
+def grid(rows: np.ndarray, columns: np.ndarray) -> Grid:
+    widths, heights = np.bincount(columns, minlength=128), np.bincount(rows, minlength=128)
+    first = np.cumsum(widths) - widths
+    widths[0] = heights[0] = 0
+    sizes = sizes_of(heights, widths)
+    classes = np.flatnonzero(sizes)
+    return Grid(
+        rows, columns, np.argsort(columns, kind="stable"), first, widths, classes.tolist(), sizes[classes].tolist()
+    )
+
+
+def sizes_of(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """How many positions every class has, `[255]`."""
+    return np.convolve(heights, widths)
+
+
+def is_matrix(u: int, columns: int | None) -> bool:
+    """Whether u positions in so many columns are worth levels: rows and columns must not outweigh the positions."""
+    if columns is None or columns < 8 or u < 8 * columns or u % columns:
+        return False
+    return 16 * (columns + u // columns) <= u + (1 << 14)
+
+
+def half_octaves(counts: np.ndarray) -> np.ndarray:
+    """Levels: the bit length of the square.
+
+    >>> half_octaves(np.array([0, 1, 2, 3, 4]))
+    array([0, 1, 3, 4, 5], dtype=uint8)
+    """
+    twice = 2 * octaves(counts).astype(np.int64)
+    return np.maximum(twice - (counts * counts < 1 << np.maximum(twice - 1, 0)), 0).astype(np.uint8)
+
+
+def octaves(counts: np.ndarray) -> np.ndarray:
+    """Levels: the bit length."""
+    return np.frexp(counts.astype(np.float64))[1].astype(np.uint8)
+
+
+def class_of(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Of every position of a matrix, 0 for none, uint8 `[u]`."""
+    both = rows[:, None] + columns
+    both *= (rows > 0)[:, None]
+    both *= columns > 0
+    return both.reshape(-1)
+
+
+def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
+    """Of every kept position of bool `[u]`, by how many are kept in its row and in its column, in half octaves."""
+    by_row, by_column = np.zeros(len(bits) // columns, np.int64), np.zeros(columns, np.int64)
+    for row, column in kept_in(bits, columns):
+        by_row += np.bincount(row, minlength=len(by_row))
+        by_column += np.bincount(column, minlength=columns)
+    rows, levels = half_octaves(by_row), half_octaves(by_column)
+    return np.concatenate([rows[row] + levels[column] for row, column in kept_in(bits, columns)])
+
+
+def kept_in(bits: np.ndarray, columns: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows and columns of the kept positions, a block at a time."""
+    for at in ans.blocks(len(bits), 1 << 18):
+        places = np.flatnonzero(bits[at])
+        places += at.start
+        row = places // columns
+        yield row, places - row * columns
+
+
+def ends(g: Grid, kind: int) -> np.ndarray:
+    """How many positions of a class lie in the rows up to each, itself included."""
+    widths = np.zeros(128, np.int64)
+    levels = np.arange(max(1, kind - 127), min(kind, 128))
+    widths[levels] = g.widths[kind - levels]
+    return np.cumsum(widths[g.rows])
+
+
+def numbers(g: Grid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
+    """Positions, given in C order, by class: their numbers in each."""
+    rank = np.empty(len(g.columns), np.int64)
+    rank[g.order] = np.arange(len(rank))
+    rank -= g.first[g.columns]
+    kinds = g.rows[row] + g.columns[column]
+    order = np.argsort(kinds, kind="stable")
+    stops = np.cumsum(np.bincount(kinds, minlength=255))
+    out = []
+    for kind in g.classes:
+        some = order[stops[kind - 1] : stops[kind]]
+        r = row[some]
+        out.append(ends(g, kind)[r] - g.widths[kind - g.rows[r]] + rank[column[some]])
+    return out
+
+
+def positions(g: Grid, kind: int, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the positions of one class with these numbers."""
+    upto = ends(g, kind)
+    row = np.searchsorted(upto, some, side="right")
+    level = kind - g.rows[row].astype(np.int64)
+    return row, g.order[g.first[level] + some - upto[row] + g.widths[level]]
+
+
+# ------------------------------------------------------------------------------------------------- levels on the wire
+
+
+def write_levels(rows: np.ndarray, columns: np.ndarray) -> bytes:
+    """Those of the rows, then those of the columns: two contexts."""
+    return ans.encode(np.concatenate([rows, columns]), sides(len(rows), len(columns)))
+
+
+def read_levels(reader: Reader, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    start = reader.at
+    levels = ans.decode(reader, rows + columns, sides(rows, columns))
+    if levels.max() > 127:
+        reader.refuse(f"a level of {levels.max()}, at most 127 are known", start)
+    return levels[:rows], levels[rows:]
+
+
+def sides(rows: int, columns: int) -> np.ndarray:
+    return np.repeat(np.array([0, 1], np.uint8), [rows, columns])

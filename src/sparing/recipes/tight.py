@@ -1,0 +1,16 @@
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import tight as parts
+
+
+@recipe("tight", paper="asymmetric numeral systems, Duda 2013, arXiv:1311.2540")
+def tight() -> Recipe:
+    """Write positions and codes with the smallest of several codes, the last thing before they leave."""
+
+    def apply(method: Method) -> Method:
+        if not method.up:
+            raise MethodError("tight has nothing to write: values go up as they are; put topk, int8 or the like first")
+        return method._replace(up=(*method.up, parts.tight()))
+
+    return apply

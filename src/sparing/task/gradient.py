@@ -1,0 +1,45 @@
+"""The gradient of a loss on one set of samples. Taking it changes nothing: no model, no random state, no mode."""
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import TrainingError
+from sparing.core.threads import intra_op
+from sparing.core.tree import Tree
+from sparing.task.dataset import prepared
+from sparing.task.evaluate import BATCH, frozen_copy
+from sparing.task.loop import gradients
+from sparing.task.losses import Loss, each
+from sparing.task.still import own_rng
+from sparing.task.working import check_names, gathered, load
+
+
+def gradient(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, static: bool = False) -> Tree:
+    """Of the mean loss, at the model `tree` (leaves `[1, *shape]`) as it is evaluated, for every parameter that trains.
+
+    It works on one thread, so that its bits do not depend on how many there are.
+
+    >>> x, y = torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([0.0, 1.0])
+    >>> gradient(nn.Linear(2, 1, bias=False), lambda out, y: out[:, 0] * y, {"weight": torch.zeros(1, 1, 2)}, x, y)
+    {'weight': tensor([[[1.5000, 0.0000]]])}
+    """
+    check_names(model, tree)
+    work = frozen_copy(model, tree, static)
+    for layer in work.module.modules():
+        if isinstance(layer, nn.RNNBase):  # cuDNN has no gradient of one in evaluation
+            layer.train()
+            layer.dropout = 0.0
+    names = [name for name in work.state if name in work.params]
+    params = [work.state[name] for name in names]
+    total = [torch.zeros_like(p) for p in params]
+    with torch.enable_grad(), own_rng(work.device), intra_op(1):
+        load(work, tree, 0)
+        for place in torch.arange(len(x), device=x.device).tensor_split(-(-len(x) // BATCH)):
+            output = work.module(prepared(gathered(x, place, work)))
+            losses = each(loss, output, y.index_select(0, place).to(work.device))
+            total = [so_far + more for so_far, more in zip(total, gradients(losses.sum(), params), strict=True)]
+    found = {name: (g / len(x)).contiguous()[None] for name, g in zip(names, total, strict=True)}
+    for name, g in found.items():
+        if not bool(g.isfinite().all()):
+            raise TrainingError(f"the gradient of {name!r} on the probe set is not finite; lower the learning rates")
+    return found

@@ -1,0 +1,151 @@
+"""The laws of tight codes: what arrives was sent, each code has one form, a second decoder agrees."""
+
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference import tight_codes as slow
+from sparing.core.wire import ans, codes, index, places
+from sparing.core.wire.grid import class_of_kept, is_matrix
+from sparing.core.wire.index import Reader
+
+Drawn = tuple[np.ndarray, int | None]
+SHAPES = [(0, 1), (1, 1), (1, 9), (8, 8), (9, 30), (40, 25), (64, 27), (130, 70), (12, 900)]
+
+
+def rough(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
+    """Sizes that differ from row to row and from column to column, [rows, columns]."""
+    steep = rng.choice([0.0, 0.7, 2.0])
+    return np.exp(steep * (rng.normal(size=(rows, 1)) + rng.normal(size=columns)))
+
+
+@st.composite
+def masks(draw: Callable) -> Drawn:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, columns = draw(st.sampled_from(SHAPES))
+    density = draw(st.sampled_from([0.0, 0.003, 0.02, 0.2, 0.5, 0.9, 1.0]))
+    bits = rng.random((rows, columns)) < density * rough(rng, rows, columns)
+    return bits.reshape(-1), draw(st.sampled_from([None, columns]))
+
+
+@st.composite
+def values(draw: Callable) -> Drawn:
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    rows, columns = draw(st.sampled_from(SHAPES))
+    scale = draw(st.sampled_from([0.0, 0.1, 0.3, 1.0, 6.0, 60.0]))
+    drawn = scale * rough(rng, rows, columns) * rng.normal(size=(rows, columns))
+    return np.clip(np.round(drawn), -128, 127).astype(np.int8).reshape(-1), draw(st.sampled_from([None, columns]))
+
+
+def ways_of_masks(bits: np.ndarray, columns: int | None) -> list[bytes]:
+    """Every code that can tell these positions, and the one that is chosen."""
+    kept = np.flatnonzero(bits)
+    out = [places.encode(bits, columns), index.encode(bits), places.gaps_way([kept], bytes([places.GAPS]))[1]()]
+    if columns and is_matrix(len(bits), columns) and len(kept):
+        out += [places.classes_way(kept, len(bits) // columns, columns, (code,))[1]() for code in (5, 6, 7)]
+    return [b"".join(pieces) for pieces in out]
+
+
+def ways_of_codes(sent: np.ndarray, columns: int | None) -> list[bytes]:
+    symbols = codes.zigzag(sent)
+    out = [codes.encode(sent, columns), codes.write_packed(sent), codes.coded(codes.PLAIN, symbols, None)[1]()]
+    out.append(codes.sparse(sent, columns)[1]())
+    if columns and is_matrix(len(sent), columns):
+        out.append(codes.told(symbols, columns)[1]())
+    return [b"".join(pieces) for pieces in out]
+
+
+@settings(max_examples=150, deadline=None)
+@given(masks())
+def test_positions_arrive(drawn: Drawn) -> None:
+    bits, columns = drawn
+    ways = ways_of_masks(bits, columns)
+    for data in ways:
+        reader = Reader(memoryview(data + b"rest"))
+        assert (places.decode(reader, len(bits), columns) == bits).all()
+        assert reader.left == 4
+    assert len(ways[0]) <= len(ways[1])
+    assert len(ways[0]) <= 1.03 * min(map(len, ways)) + 12  # what a choice by estimates may cost
+    assert places.encode(bits.copy(), columns) == places.encode(bits, columns)
+
+
+@settings(max_examples=150, deadline=None)
+@given(values())
+def test_codes_arrive(drawn: Drawn) -> None:
+    sent, columns = drawn
+    ways = ways_of_codes(sent, columns)
+    for data in ways:
+        reader = Reader(memoryview(data + b"rest"))
+        got = codes.decode(reader, len(sent), columns)
+        assert got.dtype == np.int8
+        assert (got == sent).all()
+        assert reader.left == 4
+    assert len(ways[0]) <= len(ways[1])
+    assert len(ways[0]) <= 1.03 * min(map(len, ways)) + 12  # what a choice by estimates may cost
+
+
+@settings(max_examples=100, deadline=None)
+@given(values(), st.booleans())
+def test_codes_of_kept_positions_arrive(drawn: Drawn, whole: bool) -> None:
+    dense, columns = drawn
+    kept = np.ones(len(dense), bool) if whole else dense != 0
+    sent = dense[kept]
+    ways = [codes.encode(sent, columns, kept)]
+    if columns and is_matrix(len(kept), columns):
+        ways.append(codes.coded(codes.KNOWN, codes.zigzag(sent), class_of_kept(kept, columns))[1]())
+    for pieces in ways:
+        reader = Reader(memoryview(b"".join(pieces)))
+        assert (codes.decode(reader, len(sent), columns, kept) == sent).all()
+        assert not reader.left
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([1, 2, 300, 8192, 8193, 20_000, 70_001]), st.sampled_from([1, 5, 250]))
+def test_symbols_arrive(seed: int, n: int, spread: int) -> None:
+    rng = np.random.default_rng(seed)
+    contexts = rng.integers(0, spread, n).astype(np.uint8)
+    symbols = np.minimum(rng.exponential(rng.choice([0.01, 1, 30]), n) * (1 + contexts % 7), 255).astype(np.uint8)
+    for given_contexts in (None, contexts):
+        data = ans.encode(symbols, given_contexts)
+        reader = Reader(memoryview(data + b"rest"))
+        assert (ans.decode(reader, n, given_contexts) == symbols).all()
+        assert reader.left == 4
+        plan = ans.plan(symbols, given_contexts)
+        assert abs(plan.size - len(data)) <= 40 + 0.01 * len(data)
+
+
+@settings(max_examples=25, deadline=None)
+@given(masks())
+def test_a_second_decoder_agrees_on_positions(drawn: Drawn) -> None:
+    bits, columns = drawn
+    for data in ways_of_masks(bits, columns):
+        rest = slow.Bytes(data)
+        assert slow.index(rest, len(bits), columns) == bits.tolist()
+        assert not rest.data
+
+
+@settings(max_examples=25, deadline=None)
+@given(values())
+def test_a_second_decoder_agrees_on_codes(drawn: Drawn) -> None:
+    sent, columns = drawn
+    kept = sent != 0
+    for data in ways_of_codes(sent, columns):
+        rest = slow.Bytes(data)
+        assert slow.codes(rest, len(sent), columns) == sent.tolist()
+        assert not rest.data
+    rest = slow.Bytes(b"".join(codes.encode(sent[kept], columns, kept)))
+    assert slow.codes(rest, int(kept.sum()), columns, kept.tolist()) == sent[kept].tolist()
+
+
+def test_a_second_decoder_agrees_on_lanes() -> None:
+    rng = np.random.default_rng(0)
+    contexts = (np.arange(30_000) // 910).astype(np.uint8)  # one more than there may be tables
+    symbols = np.minimum(rng.exponential(0.3 * contexts), 255).astype(np.uint8)
+    for given_contexts in (None, contexts):
+        data = slow.Bytes(ans.encode(symbols, given_contexts))
+        assert (
+            slow.symbols(data, [0] * len(symbols) if given_contexts is None else contexts.tolist()) == symbols.tolist()
+        )
+        assert not data.data

@@ -1,0 +1,190 @@
+"""Split-Mix's bases: how they start, what they give together, and which of them a client holds."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+
+from sparing.core.errors import ConfigError, MethodError
+from sparing.core.mix import Mix
+from sparing.core.tree import layout_of, tree_of, with_extra
+from sparing.parts.mix import bases_of, some_of, split
+from sparing.task.models import network
+from sparing.task.models.small import cnn
+from support import make_ctx, random_tree
+
+
+def normed():
+    layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(96, 4))
+
+
+def fit_of(bases=4):
+    return some_of(layout_of(split(cnn(1, 10, 8), bases)))
+
+
+def test_bases_start_apart_and_as_networks_of_their_width_do():
+    mix = split(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.Linear(400, 10)), 4)
+    assert isinstance(mix, Mix)
+    first, hidden, head = (mix.get_parameter(f"net.{i}.weight").detach() for i in (0, 2, 3))
+    assert [tuple(w.shape) for w in (first, hidden, head)] == [(4, 100, 400), (4, 100, 100), (4, 10, 100)]
+    for weight, inputs in ((first, 400), (hidden, 100), (head, 100)):
+        assert weight.std() == pytest.approx((3 * inputs) ** -0.5, rel=0.05)
+        assert float(torch.corrcoef(weight.flatten(1)).fill_diagonal_(0).abs().max()) < 0.15
+
+
+def test_splitting_depends_on_the_seed_alone():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, same, other = (tree_of(split(cnn(1, 10, 8), 4, seed=seed)) for seed in (5, 5, 6))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["net.conv1.weight"], other["net.conv1.weight"])
+    state = torch.get_rng_state()
+    split(cnn(1, 10, 8), 4)
+    torch.set_rng_state(before)
+    for _ in range(3):
+        cnn(1, 10, 8)
+    assert torch.equal(torch.get_rng_state(), state), "nothing but the networks themselves drew from torch's RNG"
+
+
+def test_one_base_is_the_model_itself():
+    model = cnn(1, 10, 8)
+    assert split(model, 1) is model
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_norms_are_the_bases_own(static):
+    mix = split(normed(), 2, static)
+    names = layout_of(mix, static)
+    assert ("net.1.running_mean" in names.shapes) is not static
+    assert names.shapes["net.1.weight"] == (2, 4)
+    assert names.bases == 2
+    assert not names.kinds
+
+
+def test_the_mix_is_the_mean_of_what_bases_give():
+    mix = split(normed(), 3)
+    assert isinstance(mix, Mix)
+    x = torch.rand(5, 1, 8, 8)
+    mix.eval()
+    want = torch.stack([mix.base(i)(x) for i in range(3)]).mean(0)
+    assert torch.allclose(mix(x), want, atol=1e-6)
+    assert torch.allclose(mix.first(2)(x), torch.stack([mix.base(i)(x) for i in range(2)]).mean(0), atol=1e-6)
+    assert not torch.allclose(mix.base(0)(x), mix.base(1)(x), atol=1e-3)
+    assert mix.alone().state_dict().keys() == mix.state_dict().keys()
+    rows = {name: torch.stack([w, w * 2]) for name, w in mix.state_dict().items()}
+    stacked = vmap(lambda state: functional_call(mix, state, (x,)))(rows)
+    assert torch.allclose(stacked[0], want, atol=1e-6)
+
+
+def test_norms_of_every_base_follow_its_own_batches():
+    mix = split(normed(), 2)
+    assert isinstance(mix, Mix)
+    bases, x = [mix.base(i) for i in range(2)], torch.rand(5, 1, 8, 8)
+    for net in (mix, *bases):
+        net.train()(x)
+    for i, base in enumerate(bases):
+        for name, w in base.state_dict().items():
+            assert torch.equal(mix.state_dict()[f"net.{name}"][i], w), name
+
+
+@pytest.mark.parametrize("size", range(4))
+def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(size):
+    fit, count = fit_of(), 4 - size
+    ctx = make_ctx([3, 8, 20, 21, 40])
+    model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
+    drawn = ctx.choose("split-mix", 4, count)
+    small = fit.shrink({}, model, size, ctx)
+    full, covered = fit.grow(small, size, ctx)
+    for name, x in model.items():
+        assert small[name].shape[1:] == fit.layouts[size].shapes[name]
+        for k in range(5):
+            mine = small[name][k if count < 4 else 0]
+            assert torch.equal(mine, x[0, drawn[k]])
+            if count < 4:
+                mask = covered[name]
+                assert mask is not None
+                assert torch.equal(full[name][k][drawn[k]], mine)
+                assert not bool(full[name][k][~drawn[k]].any())
+                assert mask.shape == full[name].shape
+                assert bool((mask[k] == drawn[k].reshape(4, *[1] * (x.dim() - 2))).all())
+    assert count < 4 or all(mask is None for mask in covered.values())
+
+
+def test_rows_do_not_depend_on_who_else_is_there():
+    fit, ctx = fit_of(), make_ctx([3, 8, 20])
+    model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
+    together = fit.shrink({}, model, 2, ctx)
+    whole, masks = fit.grow(together, 2, ctx)
+    for k in range(3):
+        one = ctx.at(slice(k, k + 1))
+        alone = fit.shrink({}, model, 2, one)
+        grown, mask = fit.grow(alone, 2, one)
+        for name in model:
+            assert torch.equal(alone[name][0], together[name][k])
+            assert torch.equal(grown[name][0], whole[name][k])
+            assert torch.equal(mask[name][0], masks[name][k])  # type: ignore[index]
+
+
+def test_draws_differ_by_client_and_round_and_favour_no_base():
+    drawn = torch.stack([make_ctx(list(range(200)), t=t).choose("split-mix", 4, 1) for t in range(1, 11)])
+    assert bool((drawn.double().mean((0, 1)) - 0.25).abs().max() < 0.04)
+    assert 0.6 < float((drawn[0] != drawn[1]).any(1).double().mean()) < 0.9
+
+
+def test_capacity_buys_whole_bases_and_at_least_one():
+    sizes = fit_of(8).sizes
+    widths = [1, 0.99, 0.3, 0.25, 0.2, 0.125, 0.1, 0.0]
+    ctx = make_ctx(list(range(8)))._replace(capacity={"width": torch.tensor(widths)})
+    assert [8 - size for size in sizes(ctx).tolist()] == [8, 7, 2, 2, 1, 1, 1, 1]
+    undeclared = make_ctx(list(range(10)))
+    assert [8 - size for size in sizes(undeclared).tolist()] == [8, 7, 6, 5, 4, 3, 2, 1, 8, 7]
+
+
+def test_what_methods_put_beside_the_network_is_left_to_them():
+    layout = with_extra(layout_of(split(cnn(1, 10, 8), 2)), ["net.conv1.bias"], "second")
+    fit = some_of(layout)
+    assert "net.conv1.bias.second" not in fit.layouts[1].shapes
+    ctx = make_ctx([7])
+    small = fit.shrink({}, {"net.conv1.bias.second": torch.arange(16.0).reshape(1, 2, 8)}, 1, ctx)
+    assert tuple(small["net.conv1.bias.second"].shape) == (1, 1, 8)
+
+
+@pytest.mark.parametrize(("ratio", "bases"), [(1, 1), (0.5, 2), (0.3333, 3), (0.125, 8), (0.1, 10)])
+def test_a_ratio_is_one_of_so_many(ratio, bases):
+    assert bases_of(ratio) == bases
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [(0.3, "split-mix.ratio is 0.3.*such as 0.3333"), (0.7, "such as 1"), (0, "split-mix.ratio is 0"), (2, "is 2")],
+)
+def test_other_ratios_are_refused(ratio, words):
+    with pytest.raises(ConfigError, match=words):
+        bases_of(ratio)
+
+
+def frozen():
+    model = cnn(1, 10, 8)
+    model.get_parameter("conv1.weight").requires_grad_(False)
+    return model
+
+
+def with_a_table():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    model.register_buffer("table", torch.ones(3, dtype=torch.bool))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (lambda: network("lstm", (20,), 30), "no hidden layer to narrow"),
+        (lambda: network("transformer", (20,), 30), "attention.out.*chains and residual"),
+        (frozen, "cannot narrow 'conv1'.*frozen"),
+        (with_a_table, "split-mix cannot split 'table'"),
+    ],
+)
+def test_networks_of_other_kinds_are_refused(net, words):
+    with pytest.raises(MethodError, match=words):
+        split(net(), 4)

@@ -1,0 +1,87 @@
+"""`sparing wire`: what a parcel holds, with and without its schema."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+import sparing
+from sparing.core.errors import ConfigError
+from sparing.core.wire import from_bytes, to_bytes
+from sparing.run.parcels import load
+from sparing.ui.cli import app
+
+METHOD = [{"psfed": {"fraction": 0.7}}, "topk", "int8", "tight"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "r"
+    study = {"engine": "debug", "plan": {"parcels": "kept"}, "rounds": 2, "sample": 3, "local": {"steps": 2}}
+    result = sparing.run("digits", METHOD, out=folder, **study)
+    return folder / "parcels", result
+
+
+def asked(*words):
+    return CliRunner().invoke(app, ["wire", *map(str, words)], terminal_width=200)
+
+
+def test_a_run_keeps_every_parcel_and_they_add_up(kept):
+    folder, result = kept
+    for way, total in (("up", result.up_bytes), ("down", result.down_bytes)):
+        files = sorted(folder.glob(f"round-*/client-*-{way}.spar"))
+        assert len(files) == 6
+        assert sum(len(file.read_bytes()) for file in files) == total
+
+
+def test_what_was_kept_reads_back(kept):
+    for file in kept[0].glob("round-0002/*.spar"):
+        data, schema = load(file)
+        assert to_bytes(from_bytes(data, schema), 0, schema.about) == data
+
+
+def test_every_byte_is_accounted_for(kept):
+    file = next(kept[0].glob("round-0001/*up.spar"))
+    said = json.loads(asked(file, "--json").output)
+    assert said["version"] == 2
+    assert said["bytes"] == sum(said["totals"].values()) == file.stat().st_size
+    by_name = {leaf["name"]: leaf for leaf in said["leaves"]}
+    conv = by_name["conv2.weight"]
+    assert (conv["dtype"], conv["tight"], conv["shape"]) == ("int8", True, [32, 16, 3, 3])
+    assert 0 < conv["sent"] < conv["entries"] == 32 * 16 * 9
+    assert conv["bytes"] == conv["index"] + conv["scale"] + conv["value"] + 2  # a byte for each of two codes
+    assert set(said["notes"]) == {"n", "loss"}
+    text = asked(file).output
+    assert "round 1, client" in text
+    assert f"{said['bytes']:,} bytes, wire version 2" in text
+
+
+def test_without_a_schema_only_lengths(kept, tmp_path):
+    file = next(kept[0].glob("round-0001/*down.spar"))
+    alone = tmp_path / "alone.spar"
+    alone.write_bytes(file.read_bytes())
+    said = json.loads(asked(alone, "--json").output)
+    assert sum(said["sections"]) < said["bytes"] == file.stat().st_size
+    assert "only lengths can be told" in asked(alone).output
+
+
+def test_bad_files(kept, tmp_path):
+    assert "cannot be read" in asked(tmp_path / "none.spar").output
+    other = tmp_path / "other.spar"
+    other.write_bytes(b"PK\3\4" + bytes(40))
+    assert "not a parcel" in asked(other).output
+    file = next(kept[0].glob("round-0001/*up.spar"))
+    other.write_bytes(file.read_bytes())
+    other.with_suffix(".schema").write_bytes(b"nonsense")
+    assert "is not the schema of a parcel" in asked(other).output
+
+
+@pytest.mark.parametrize(
+    ("study", "words"),
+    [({"engine": "vector", "out": True}, "only counts their bytes"), ({"engine": "debug"}, "has no folder")],
+    ids=["vector", "no folder"],
+)
+def test_where_parcels_cannot_be_kept(study, words, tmp_path):
+    out = tmp_path / "r" if study.pop("out", False) else None
+    with pytest.raises(ConfigError, match=words):
+        sparing.run("digits", "fedavg", rounds=1, out=out, plan={"parcels": "kept"}, **study)
