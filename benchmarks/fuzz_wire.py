@@ -58,6 +58,7 @@ def mixed(rng: torch.Generator) -> Parcel:
             "double": Leaf(noise.double()),
             "steps": Leaf(torch.tensor([7])),
             "flags": Leaf(mask(rng, 0.5, 9)),
+            "none": kept(noise, mask(rng, 0.0, 12)),
             "empty": kept(torch.zeros(1, 0), mask(rng, 0.5, 0)),
         },
         {"n": torch.rand(1, generator=rng), "loss": torch.rand(1, 3, generator=rng)},
@@ -96,6 +97,48 @@ def large(rng: torch.Generator) -> Parcel:
     )
 
 
+def rough(rng: torch.Generator, scale: float, rows: int, columns: int) -> Tensor:
+    """Noise whose size differs much from row to row and from column to column."""
+    sides = torch.rand(1, rows, 1, generator=rng) ** 3 * torch.rand(1, 1, columns, generator=rng) ** 3
+    return scale * sides * torch.randn(1, rows, columns, generator=rng)
+
+
+def clusters(rng: torch.Generator, rows: int, columns: int) -> dict[str, Leaf]:
+    """Rows and columns of very different weight: what the codes with classes are for."""
+    scale = (2.0, 20.0, 300.0)[int(torch.randint(3, (), generator=rng))]
+    drawn = rough(rng, scale, rows, columns).round().clamp(-128, 127).to(torch.int8)
+    even = (scale / 10 * torch.randn(1, rows, columns, generator=rng)).clamp(-128, 127).to(torch.int8)
+    keep = rough(rng, 1.0, rows, columns).abs() > 0.03
+    return {
+        "whole": Leaf(drawn, bits=8, scale=torch.rand(1, 1, generator=rng)),
+        "known": kept(drawn, drawn != 0, bits=8),
+        "places": kept(torch.randn(1, rows, columns, generator=rng), keep),
+        "told": kept(even, keep & (even > 0), scope=keep, told=True, bits=8),
+        "even": Leaf(even, bits=8),
+    }
+
+
+def some(rng: torch.Generator, leaves: dict[str, Leaf]) -> Parcel:
+    names = list(leaves)
+    return tightened(Parcel({names[i]: leaves[names[i]] for i in torch.randperm(5, generator=rng)[:2].tolist()}, {}))
+
+
+def small(rng: torch.Generator) -> Parcel:
+    shape = ((12, 40), (40, 30), (60, 80))[int(torch.randint(3, (), generator=rng))]
+    return some(rng, clusters(rng, *shape))
+
+
+def lanes(rng: torch.Generator) -> Parcel:
+    """More symbols than are written as whole numbers."""
+    return some(rng, clusters(rng, 200, 300))
+
+
+def tall(rng: torch.Generator) -> Parcel:
+    """So many rows that a decoder must not go through them often."""
+    keep = rough(rng, 1.0, 10_000, 17).abs() > 0.1
+    return tightened(Parcel({"tall": kept(torch.ones(1, 10_000, 17, dtype=torch.int8), keep, bits=8)}, {}))
+
+
 def tightened(parcel: Parcel) -> Parcel:
     """The same in version 2."""
     leaves = {
@@ -123,10 +166,13 @@ class Sample:
             reader.section("")
 
 
+SHARES = ((mixed, 8), (convolution, 4), (told, 8), (large, 1), (small, 8), (lanes, 1), (tall, 1))
+
+
 def samples(seed: int, each: int = 4) -> list[Sample]:
     rng = torch.Generator().manual_seed(seed)
     out = []
-    for build, share in ((mixed, 6), (convolution, 6), (told, 6), (large, 1)):
+    for build, share in SHARES:
         for number in range(each * share):
             parcel = build(rng) if number % 2 else tightened(build(rng))
             out.append(Sample(to_bytes(parcel, 0, "fuzz"), schema_of(parcel, "fuzz")))
@@ -161,6 +207,12 @@ def insert(rng: random.Random, body: bytearray, sample: Sample, _: bytes) -> Non
     body[at:at] = rng.randbytes(rng.choice((1, 1, 2, 9, 64)))
 
 
+def swell(rng: random.Random, body: bytearray, sample: Sample, _: bytes) -> None:
+    """A length that is true, and very many bytes."""
+    at, n = spot(rng, sample, len(body)), rng.choice((1 << 10, 1 << 16, 1 << 20, 6 << 20))
+    body[at : at + 1] = varint(n) + bytes([rng.choice((0, 1, 128, 255))]) * n
+
+
 def splice(rng: random.Random, body: bytearray, sample: Sample, other: bytes) -> None:
     at, start, n = spot(rng, sample, len(body)), rng.randrange(len(other)), rng.choice((1, 4, 16, 256))
     piece = other[start : start + n]
@@ -190,19 +242,19 @@ def resection(rng: random.Random, body: bytearray, sample: Sample, other: bytes)
     inner = bytearray(sample.body[reader.at : end])
     here = Sample.__new__(Sample)
     here.body, here.marks = bytes(inner), [0]
-    rng.choice((flip, overwrite, truncate, insert, splice))(rng, inner, here, other)
+    rng.choice((flip, overwrite, truncate, insert, splice, swell))(rng, inner, here, other)
     body[start:end] = varint(len(inner)) + inner
 
 
 Damage = Callable[[random.Random, bytearray, Sample, bytes], None]
-DAMAGES: tuple[Damage, ...] = (flip, overwrite, truncate, insert, splice, relength, resection, resection)
+DAMAGES: tuple[Damage, ...] = (flip, overwrite, truncate, insert, splice, swell, relength, resection, resection)
 
 
 def damaged(rng: random.Random, sample: Sample, others: list[Sample]) -> bytes:
     body = bytearray(sample.body)
     for _ in range(rng.choice((1, 1, 1, 2))):
         other = rng.choice(others).body
-        chosen = rng.choice(DAMAGES) if body == sample.body else rng.choice(DAMAGES[:5])
+        chosen = rng.choice(DAMAGES) if body == sample.body else rng.choice(DAMAGES[:6])
         chosen(rng, body, sample, other)
     if rng.random() < 0.1:  # damage nobody mended
         whole = bytearray(sample.data)
@@ -270,15 +322,16 @@ def attempt(data: bytes, schema: Schema, report: Report) -> None:
     report.count += 1
     report.reached += reaches(data, schema)
     room = dense(schema)
-    tracemalloc.reset_peak()
-    before, start = tracemalloc.get_traced_memory()[0], time.perf_counter()
-    parcel = None
+    parcel, start = None, time.perf_counter()
+    tracemalloc.start()
     try:
         parcel = from_bytes(data, schema)
     except WireError as error:
         report.refused += 1
         report.sentences.add("".join(c for c in str(error).partition(": ")[2] if not c.isdigit())[:40])
-    peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
     report.slowest = max(report.slowest, time.perf_counter() - start)
     report.excess = max(report.excess, peak - 2 * room)
     if room >= BIG:
@@ -291,20 +344,16 @@ def attempt(data: bytes, schema: Schema, report: Report) -> None:
 
 def fuzz(count: int, seed: int, show: int = 3) -> Report:
     pool, rng, report = samples(seed), random.Random(seed), Report()
-    tracemalloc.start()
-    try:
-        for _ in range(count):
-            sample = rng.choice(pool)
-            data = damaged(rng, sample, pool)
-            try:
-                attempt(data, sample.schema, report)
-            except Exception:
-                report.crashes += 1
-                if report.crashes <= show:
-                    traceback.print_exc()
-                    print(data[:2000].hex())
-    finally:
-        tracemalloc.stop()
+    for _ in range(count):
+        sample = rng.choice(pool)
+        data = damaged(rng, sample, pool)
+        try:
+            attempt(data, sample.schema, report)
+        except Exception:
+            report.crashes += 1
+            if report.crashes <= show:
+                traceback.print_exc()
+                print(data[:2000].hex())
     return report
 
 

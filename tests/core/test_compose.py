@@ -25,6 +25,7 @@ def made(spec):
     ("spec", "words"),
     [
         ("fp16+int8", "'int8' cannot follow another quantiser"),
+        ("int8+dgc", "'dgc' needs values, not the codes of a quantiser"),
         ("memory", "memory has nothing to remember.*topk"),
         ("psfed+memory", "memory has nothing to remember"),
         ([{"randk": {"unbiased": True}}, "memory"], "unbiased: false"),

@@ -1,8 +1,10 @@
 """Tight codes: golden bytes, every refusal, damage, the memory cap, and how close they come to the entropy."""
 
+import ast
 import random
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from reference import tight_codes as slow
 from sparing.core.errors import WireError
 from sparing.core.wire import ans, chances, codes, index, places
-from sparing.core.wire.grid import class_of_kept
+from sparing.core.wire.grid import class_of_kept, tally
 from sparing.core.wire.index import Reader, varint
 
 ROOM = 4 << 20
@@ -124,11 +126,16 @@ def rewritten_codes(data: bytes, sent: np.ndarray, columns: int | None, kept: np
         ("04 02 04340323 02 0012", 1000, None, "low bits needs 1 bytes"),
         ("04 02 04350323 02 0012 30", 1000, None, "(not used up|not those of the symbols)"),
         ("04 02 04340323 03 001200 30", 1000, None, "a number of 3 bytes"),
+        ("04 02 04340323 02 1200 30", 1000, None, "a number of 2 bytes whose last is zero"),
         ("04 02 04340323 02 0112 30", 1000, None, "(not used up|not those of the symbols|gap)"),
         ("04 02 05340323", 1000, None, "chances of kind 5"),
         ("04 02 04800323", 1000, None, "chances of steepness 128"),
         ("04 02 04342323", 1000, None, "from 35 to 35"),
         ("05 00 80", 64, 8, "a level of 128"),
+        ("05 00 02", 64, 8, "levels above those of a full matrix"),
+        ("06 00 05 00 03", 800, 8, "levels above those of a full matrix"),  # 100 rows, 8 columns
+        ("06 00 04 00 08", 800, 8, "levels above those of a full matrix"),
+        ("06 00 04 00 07 01 00 00", 800, 8, "levels that are not those of the positions"),
         ("05 00 01 02 00 00", 64, 8, "levels that are not those of the positions"),
     ],
 )
@@ -311,6 +318,43 @@ def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code
     assert peak < 4 * u + ROOM
 
 
+def test_a_number_is_never_longer_than_its_symbols_can_make_it() -> None:
+    longest = np.arange(255, dtype=np.uint8)  # chances of 1 in 2^8 take a byte each
+    data, heads = ans.encode(longest), len(ans.plan(longest).heads)
+    assert data[heads : heads + 2] == varint(255)
+    assert (ans.decode(Reader(memoryview(data)), 255) == longest).all()
+    with pytest.raises(WireError, match="a number of 256 bytes for 255 symbols"):
+        ans.decode(Reader(memoryview(data[:heads] + varint(256) + data[heads + 2 :] + b"\x01")), 255)
+
+
+def test_a_long_number_takes_no_memory() -> None:
+    n = 8 << 20
+    data = bytes.fromhex("01 03140004") + varint(n) + b"\x01" * n
+    tracemalloc.start()
+    with pytest.raises(WireError, match=f"a number of {n} bytes for 100 symbols"):
+        codes.decode(Reader(memoryview(data)), 100, None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_rows_are_gone_through_once_for_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many blocks of gaps there are: time is linear."""
+    calls, real = [], places.ends
+    monkeypatch.setattr(places, "ends", lambda g, kind: calls.append(kind) or real(g, kind))
+    rows, columns = 20_000, 17
+    data = bytes([5, 0, 1, 0, 1]) + varint(rows * columns) + bytes(2)
+    assert places.decode(Reader(memoryview(data)), rows * columns, columns).all()
+    assert calls == [2]
+
+
+@pytest.mark.parametrize("places", [[], [3], [9, 9, 8], [0, 9], [2, 2, 3, 4, 4, 4], list(range(10)) * 2])
+def test_tally(places: list[int]) -> None:
+    counts = np.ones(10, np.int64)
+    tally(counts, np.array(places, np.int64))
+    assert counts.tolist() == [1 + places.count(i) for i in range(10)]
+
+
 def test_many_tables_take_little_memory() -> None:
     rng = np.random.default_rng(0)
     rough = np.exp(3 * (rng.normal(size=(600, 1)) + rng.normal(size=600)))
@@ -352,6 +396,20 @@ def test_clusters_pay() -> None:
 def test_next_to_nothing() -> None:
     for sent in (rows(), rows("0 " * 5000), rows("-7 " * 5000)):
         assert len(b"".join(codes.encode(sent, None))) <= 3
+
+
+def test_every_array_names_its_type() -> None:
+    """Whole numbers are 32 bits wide by default on some machines."""
+    at = {"array": 1, "zeros": 1, "ones": 1, "empty": 1, "full": 2, "arange": 9}  # arguments before the type
+    for file in Path(ans.__file__).parent.glob("*.py"):
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if (
+                isinstance(call, ast.Call)
+                and (name := ast.unparse(call.func)).removeprefix("np.") in at
+                and "np." in name
+            ):
+                named = len(call.args) > at[name[3:]] or any(word.arg == "dtype" for word in call.keywords)
+                assert named, f"{file.name}, line {call.lineno}: {ast.unparse(call)}"
 
 
 def test_logarithms_are_close() -> None:

@@ -4,7 +4,10 @@ import importlib.util
 import sys
 import tracemalloc
 import zlib
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +15,19 @@ import torch
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.wire import dense, fingerprint, from_bytes, index, nbytes, schema_of, sizes, to_bytes
+from sparing.core.wire import (
+    chances,
+    codes,
+    dense,
+    fingerprint,
+    from_bytes,
+    index,
+    nbytes,
+    places,
+    schema_of,
+    sizes,
+    to_bytes,
+)
 from sparing.core.wire.index import Reader
 
 HEAD = 13
@@ -125,6 +140,29 @@ def test_what_the_bytes_are_spent_on() -> None:
     parts = {name: int(x) for name, x in sizes(parcel).items()}
     assert parts == {"value": 1, "index": 1, "scale": 4, "header": 23, "notes": 4}
     assert int(nbytes(parcel)) == 33
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_no_clients_take_no_bytes(tight: bool) -> None:
+    keep = torch.zeros(0, 9, 9, dtype=torch.bool)
+    parcel = Parcel({"w": Leaf(torch.zeros(0, 9, 9, dtype=torch.int8), keep=(keep,), bits=8, tight=tight)}, {})
+    assert {name: (x.shape, x.dtype) for name, x in sizes(parcel).items()} == dict.fromkeys(
+        ("value", "index", "scale", "header", "notes"), ((0,), torch.int64)
+    )
+    assert nbytes(parcel).tolist() == []
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_told_scope_of_everything(masked: bool) -> None:
+    """The sender may say None; the reader has a mask all the same, so neither end has a whole matrix."""
+    value = torch.zeros(1, 60, 80, dtype=torch.int8)
+    value[:, ::9, ::7] = 3
+    leaf = Leaf(value, keep=(value != 0,) if masked else (), bits=8, told=True, tight=True)
+    parcel = Parcel({"w": leaf}, {})
+    got = from_bytes(to_bytes(parcel, 0), schema_of(parcel)).leaves["w"]
+    assert got.value.equal(value)
+    assert got.scope is not None
+    assert got.scope.all()
 
 
 def test_masks_outside_what_is_alive_are_left_out() -> None:
@@ -300,14 +338,33 @@ def test_decoding_stays_below_twice_the_dense_size(dtype: torch.dtype, density: 
     assert peak <= 2 * dense(schema) + (4 << 20)
 
 
-def test_the_fuzzer_finds_nothing() -> None:
+@pytest.fixture(scope="module")
+def fuzzer() -> ModuleType:
     spec = importlib.util.spec_from_file_location("fuzz_wire", FUZZER)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["fuzz_wire"] = module  # its dataclasses look it up
     spec.loader.exec_module(module)
-    report = module.fuzz(count=2000, seed=1)
+    return module
+
+
+def test_the_fuzzer_knows_every_code(fuzzer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, set[int]] = {}
+    for where, name in ((places, "decode"), (codes, "decode"), (chances, "read")):
+
+        def spy(reader: Reader, *rest: Any, real: Callable = getattr(where, name), key: str = where.__name__) -> Any:
+            seen.setdefault(key.rpartition(".")[2], set()).add(reader.data[reader.at])
+            return real(reader, *rest)
+
+        monkeypatch.setattr(where, name, spy)
+    for sample in fuzzer.samples(seed=1):
+        from_bytes(sample.data, sample.schema)
+    assert seen == {"places": set(range(8)), "codes": set(range(5)), "chances": set(range(5))}
+
+
+def test_the_fuzzer_finds_nothing(fuzzer: ModuleType) -> None:
+    report = fuzzer.fuzz(count=300, seed=1)
     assert report.crashes == 0
     assert report.reached > 0.3 * report.count
     assert report.valid + report.refused == report.count

@@ -9,6 +9,14 @@ from sparing.core.errors import ConfigError, DataError
 
 QUICK = {"rounds": 2, "sample": 1.0, "local": {"epochs": 1}, "plan": {"path": "loop"}}
 METHODS = ["fedavg", "psfed+topk+int8+memory", [{"psfed": {"per_client": True}}, "randk", "memory"], "topk+fp16"]
+METHODS += [
+    "ecsq",
+    "topk+ecsq",
+    "psfed+ecsq+memory",
+    [{"ecsq": {"over": "layer"}}],
+    "topk+int8+tight",
+    "topk+sign+tight",
+]
 
 
 class Odd(nn.Module):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
@@ -118,3 +119,11 @@ def test_what_makes_no_sense_is_refused():
             compose(LAYOUT, find("ecsq").make(), find(other).make())
     assert compose(LAYOUT, find("topk").make(), find("ecsq").make(memory=True)).memory
     assert not compose(LAYOUT, find("ecsq").make()).memory
+
+
+@pytest.mark.parametrize("method", [["local", "ecsq"], [{"psfed": {"fraction": 0.0}}, "ecsq"]], ids=str)
+def test_nothing_to_send(method):
+    runs = [
+        sparing.run("digits", method, rounds=2, sample=2, local={"steps": 1}, engine=e) for e in ("vector", "debug")
+    ]
+    assert runs[0].up_bytes == runs[1].up_bytes

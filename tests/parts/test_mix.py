@@ -8,7 +8,7 @@ from torch.func import functional_call, vmap
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.mix import Mix
 from sparing.core.tree import layout_of, tree_of, with_extra
-from sparing.parts.mix import bases_of, some_of, split
+from sparing.parts.mix import bases_of, held, some_of, split
 from sparing.task.models import network
 from sparing.task.models.small import cnn
 from support import make_ctx, random_tree
@@ -93,7 +93,7 @@ def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(si
     fit, count = fit_of(), 4 - size
     ctx = make_ctx([3, 8, 20, 21, 40])
     model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
-    drawn = ctx.choose("split-mix", 4, count)
+    drawn = held(ctx, 4, count)
     small = fit.shrink({}, model, size, ctx)
     full, covered = fit.grow(small, size, ctx)
     for name, x in model.items():
@@ -126,10 +126,35 @@ def test_rows_do_not_depend_on_who_else_is_there():
             assert torch.equal(mask[name][0], masks[name][k])  # type: ignore[index]
 
 
-def test_draws_differ_by_client_and_round_and_favour_no_base():
-    drawn = torch.stack([make_ctx(list(range(200)), t=t).choose("split-mix", 4, 1) for t in range(1, 11)])
-    assert bool((drawn.double().mean((0, 1)) - 0.25).abs().max() < 0.04)
-    assert 0.6 < float((drawn[0] != drawn[1]).any(1).double().mean()) < 0.9
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_draws_differ_by_client_and_round_and_favour_no_base(count):
+    drawn = torch.stack([held(make_ctx(list(range(200)), t=t), 5, count) for t in range(1, 41)])
+    assert bool((drawn.sum(2) == count).all())
+    assert bool((drawn.double().mean((0, 1)) - count / 5).abs().max() < 0.02)
+    seen = {tuple(row) for row in drawn[:, 7].tolist()}
+    assert len(seen) == (5 if count in (1, 4) else 10), "in time a client holds every set of bases"
+    pairs = drawn[0].double().T @ drawn[0].double() / 200
+    odds = count * (count - 1) / 20
+    assert bool((pairs - torch.eye(5) * (count / 5 - odds) - odds).abs().max() < 0.1)
+
+
+def test_all_bases_are_trained_by_few_clients_of_one_base_each():
+    for t in range(1, 6):
+        for ids in (range(8), range(16, 24), range(7, 64, 8)):  # undeclared, every eighth client affords one base
+            assert bool((held(make_ctx(list(ids), t=t), 8, 1).sum(0) == 1).all())
+
+
+def test_clients_that_keep_something_keep_their_bases():
+    fit, model = fit_of(), {"x": torch.arange(4.0)[None]}
+    assert fit.kept is not None
+    turns = [make_ctx(list(range(12)), t=t) for t in (1, 2, 3, 4)]
+    kept, fresh = (torch.stack([f.shrink({}, model, 2, ctx)["x"] for ctx in turns]) for f in (fit.kept, fit))
+    assert bool((kept == kept[0]).all())
+    assert bool((fresh != fresh[0]).any())
+    grown, _ = fit.kept.grow({"x": kept[3]}, 2, turns[3])
+    assert grown["x"].tolist() == [[i if i in row else 0 for i in range(4)] for row in kept[0].tolist()]
+    assert len({tuple(row) for row in kept[0].tolist()}) > 2
+    assert not torch.equal(fit.kept.shrink({}, model, 2, turns[0]._replace(seed=1))["x"], kept[0])
 
 
 def test_capacity_buys_whole_bases_and_at_least_one():
@@ -157,11 +182,27 @@ def test_a_ratio_is_one_of_so_many(ratio, bases):
 
 @pytest.mark.parametrize(
     ("ratio", "words"),
-    [(0.3, "split-mix.ratio is 0.3.*such as 0.3333"), (0.7, "such as 1"), (0, "split-mix.ratio is 0"), (2, "is 2")],
+    [
+        (0.3, "split-mix.ratio is 0.3.*such as 0.3333"),
+        (0.7, "such as 1"),
+        (0, "split-mix.ratio is 0"),
+        (2, "is 2"),
+        (1e-320, "split-mix.ratio is 1e-320; it must lie between 0.0001 and 1"),
+        (float("nan"), "split-mix.ratio is nan"),
+    ],
 )
 def test_other_ratios_are_refused(ratio, words):
     with pytest.raises(ConfigError, match=words):
         bases_of(ratio)
+
+
+def test_more_bases_than_units_are_refused():
+    def net():
+        return nn.Sequential(nn.Linear(40, 8), nn.Linear(8, 16), nn.Linear(16, 30))
+
+    assert isinstance(split(net(), 16), Mix)
+    with pytest.raises(MethodError, match=r"17 bases.*'1', has 16 units; use a ratio of 0.0625 or more"):
+        split(net(), 17)
 
 
 def frozen():
@@ -179,8 +220,8 @@ def with_a_table():
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (lambda: network("lstm", (20,), 30), "no hidden layer to narrow"),
-        (lambda: network("transformer", (20,), 30), "attention.out.*chains and residual"),
+        (lambda: network("lstm", (20,), 30), "cannot narrow 'emb.*neither of a convolution nor of a dense layer"),
+        (lambda: network("transformer", (20,), 30), "neither of a convolution.*chains and residual"),
         (frozen, "cannot narrow 'conv1'.*frozen"),
         (with_a_table, "split-mix cannot split 'table'"),
     ],

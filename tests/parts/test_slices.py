@@ -5,9 +5,11 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from sparing.core.errors import MethodError
 from sparing.core.tree import layout_of, tree_of, with_extra
+from sparing.core.widths import narrowed, narrower
 from sparing.parts.slices import slices
 from sparing.task.models import network
 from sparing.task.models.resnet import Basic, Bottleneck, resnet
@@ -253,6 +255,51 @@ def test_layers_that_cannot_be_narrowed_are_refused_by_name(layers, words):
     with pytest.raises(MethodError, match=words):
         slices(layout_of(nn.Sequential(*layers)), (0.5,))
     slices(layout_of(nn.Sequential(*layers)), (1,))
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (lambda: nn.Embedding(6, 8), r"cannot narrow '0': '0.weight' is neither.*2 axes"),
+        (lambda: nn.LSTM(8, 8), r"cannot narrow '0': '0.weight_ih_l0' is neither.*2 axes"),
+        (lambda: nn.ConvTranspose1d(8, 8, 1), r"cannot narrow '0': '0.weight' is neither.*3 axes"),
+        (lambda: weight_norm(nn.Linear(8, 8)), r"cannot narrow '0.param.*original0' is neither.*2 axes"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("place", [0, 2])
+def test_other_layers_before_the_first_or_after_the_last_are_refused_too(layer, words, place):
+    layers = [nn.Linear(8, 8), nn.Linear(8, 8)]
+    layers.insert(place, layer())
+    for resized in (slices, lambda layout, ratios: narrower(layout, *ratios)):
+        with pytest.raises(MethodError, match=words.replace("'0", f"'{place}")):
+            resized(layout_of(nn.Sequential(*layers)), (0.5,))
+
+
+def test_buffers_before_the_first_layer_stay_whole():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    net.register_buffer("centre", torch.rand(1, 4))
+    smaller = narrower(layout_of(net), 0.5)
+    assert smaller.shapes["centre"] == (1, 4)
+    assert smaller.shapes["0.weight"] == (4, 4)
+
+
+@pytest.mark.parametrize("layer", [nn.ConvTranspose1d(8, 8, 1), nn.Linear(8, 8)], ids=str)
+def test_a_layer_whose_weight_has_no_kind_is_refused_by_name(layer):
+    net = nn.Sequential(nn.Linear(8, 8), layer)
+    layout = layout_of(net)
+    layout = layout._replace(kinds={"0.weight": layout.kinds["0.weight"]})
+    with pytest.raises(MethodError, match=rf"cannot narrow '1': its weight.*{type(layer).__name__}"):
+        narrowed(net, layout, layout, 0.5)
+
+
+def test_only_layers_that_train_count_as_hidden():
+    net = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    net[:2].requires_grad_(False)
+    with pytest.raises(
+        MethodError, match=r"no hidden layer.* 1 conv.*that train.*frozen.*let more of its layers train"
+    ):
+        slices(layout_of(net), (0.5,))
 
 
 def test_frozen_and_tied_tensors_are_refused_by_name():

@@ -79,6 +79,8 @@ def test_memory_remembers_the_same():
         [{"psfed": {"selector": "magnitude"}}, "topk", "tight"],
         ["personal", "powersgd", "tight"],
         ["fedscr", "qsgd", "tight"],
+        ["lowrank", "tight"],
+        ["topk", "ecsq", "tight"],
     ],
     ids=str,
 )

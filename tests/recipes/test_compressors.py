@@ -5,6 +5,7 @@ import torch
 
 import sparing
 from sparing.core.compose import compose
+from sparing.core.errors import MethodError
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.registry import find
 from sparing.core.tree import Layout
@@ -102,3 +103,10 @@ def test_stc_and_drop_contract_as_the_page_says(d):
         error = float((compressed("stc", x) - x).square().sum())
         assert error == pytest.approx(size - float(kept.sum()) ** 2 / k, rel=1e-5, abs=1e-6 * size)
         assert float((compressed("drop", x) - x).square().sum()) <= (1 - 0.1 + 1 / d) * size
+
+
+@pytest.mark.parametrize("name", ["powersgd", "lowrank"])
+def test_factors_of_a_part_are_refused_before_anything_is_written(name, tmp_path):
+    with pytest.raises(MethodError, match=f"'{name}' factors whole matrices, but only a part of them is shared"):
+        sparing.run("digits", ["psfed", name], rounds=1, sample=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -216,8 +216,8 @@ def test_kept_momentum_is_refused():
 
 
 def test_networks_of_other_kinds_are_refused():
-    for name, words in (("lstm", "no hidden layer to narrow"), ("transformer", "attention.out.*chains and residual")):
-        with pytest.raises(MethodError, match=words):
+    for name in ("lstm", "transformer"):
+        with pytest.raises(MethodError, match=r"cannot narrow 'embedding': .*neither of a conv.*chains and residual"):
             compose(layout_of(network(name, (20,), 30)), heterofl())
 
 

@@ -12,7 +12,7 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
 from sparing.core.wire import nbytes
-from sparing.parts.mix import split
+from sparing.parts.mix import held, split
 from sparing.recipes.split_mix import split_mix
 from sparing.run.check import trial
 from sparing.run.config import method_list, study_from
@@ -102,9 +102,9 @@ def test_ratio_one_is_fedavg(rest):
     assert got.table[-1].personal_accuracy == want.table[-1].personal_accuracy
 
 
-def normed():
+def normed(dropout=0.2):
     layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Dropout(0.2), nn.Linear(96, 4))
+    return nn.Sequential(*layers, nn.Dropout(dropout), nn.Linear(96, 4))
 
 
 def drawn(clients=4, side=8):
@@ -117,8 +117,9 @@ def test_if_everybody_affords_all_every_base_is_fedavg_of_that_base_alone(clip, 
     data, local = drawn(), {"epochs": 1, "batch": 5, "lr": 0.1, "momentum": 0.9, "clip": clip}
     study = {"rounds": 3, "sample": 1.0, "seed": 4, "local": local, "plan": {"path": "loop"}}
     all_of_it = declared(tmp_path, [1, 1, 1, 1])
-    mixed = sparing.run(sparing.Task(normed, train=data, test=data), [QUARTERS], fleet=all_of_it, **study)
-    mix = split(normed(), 4, seed=4)
+    task = sparing.Task(lambda: normed(0.0), train=data, test=data)
+    mixed = sparing.run(task, [QUARTERS], fleet=all_of_it, **study)
+    mix = split(normed(0.0), 4, seed=4)
     assert isinstance(mix, Mix)
     for i in range(4):
         alone = sparing.run(sparing.Task(mix.base(i), train=data, test=data), "fedavg", **study)
@@ -150,7 +151,7 @@ def trained(start, memory, ctx):
 def test_a_client_gets_and_sends_its_bases_only_and_what_nobody_trained_stays():
     method, initial = composed("split-mix")
     server, ctx = first_server(method, initial, 20), make_ctx([6, 14])  # 2 of 8 bases each
-    mine = ctx.choose("split-mix", 8, 2)
+    mine = held(ctx, 8, 2)
     down = outgoing(method, server, ctx)
     up, _ = client(method, first_client(method, initial), down, trained, ctx)
     for name, x in initial.items():
@@ -173,7 +174,7 @@ def test_a_base_is_the_mean_by_samples_over_those_that_trained_it():
     server = first_server(method, initial, 20)
     ids, samples = [1, 3, 5, 7], [10, 20, 40, 80]  # one of two bases each
     ctx = make_ctx(ids, samples)
-    mine = ctx.choose("split-mix", 2, 1)
+    mine = held(ctx, 2, 1)
     assert bool(mine.any(0).all())
 
     def by_id(start, memory, ctx):
@@ -233,7 +234,7 @@ def test_a_client_keeps_a_head_for_every_base_and_changes_those_it_trained():
     method, initial = composed(["personal", QUARTERS])
     server, ctx = first_server(method, initial, 9), make_ctx([2])  # 2 of 4 bases
     state = first_client(method, initial) | {"own/net.head.weight": torch.rand(1, 4, 10, 16)}
-    mine = ctx.choose("split-mix", 4, 2)[0]
+    mine = held(ctx._replace(round=0), 4, 2)[0]
 
     def train(start, memory, ctx):
         assert torch.equal(start["net.head.weight"][0], state["own/net.head.weight"][0, mine])
@@ -243,6 +244,17 @@ def test_a_client_keeps_a_head_for_every_base_and_changes_those_it_trained():
     was, now = state["own/net.head.weight"][0], after["own/net.head.weight"][0]
     assert torch.equal(now[mine], was[mine] + 1)
     assert torch.equal(now[~mine], was[~mine])
+
+
+@pytest.mark.parametrize("method", [["personal", QUARTERS], [QUARTERS, "personal"], [QUARTERS, "ditto"]], ids=str)
+def test_who_keeps_a_head_has_the_same_bases_in_every_round_and_others_do_not(method):
+    for spec, often in ((method, 1), ([QUARTERS], 4)):
+        made, initial = composed(spec)
+        server, seen = first_server(made, initial, 50), set()
+        for t in range(1, 21):
+            value = outgoing(made, server, make_ctx([7], t=t)).leaves["net.conv1.weight"].value  # one of four
+            seen |= {i for i in range(4) if torch.equal(value[0, 0], initial["net.conv1.weight"][0, i])}
+        assert len(seen) == often
 
 
 @pytest.mark.parametrize("buffers", ["shared", "own", "static"])
@@ -267,7 +279,7 @@ def test_a_client_uses_the_bases_drawn_for_its_next_round(tmp_path):
     rows = [line.split(",") for line in (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:]]
     said = {int(row[1]): float(row[5]) for row in rows if row[2] == "before"}
     for k, (x, y) in enumerate(data):
-        (base,) = make_ctx([k], seed=2, t=2).choose("split-mix", 4, 1)[0].nonzero()[:, 0].tolist()
+        (base,) = held(make_ctx([k], seed=2, t=2), 4, 1)[0].nonzero()[:, 0].tolist()
         loss = float(nn.functional.cross_entropy(mix.base(base)(x), y).detach())
         assert said[k] == pytest.approx(loss, rel=1e-5)
 
@@ -277,11 +289,15 @@ def test_a_client_uses_the_bases_drawn_for_its_next_round(tmp_path):
     [
         ("split-mix+topk+memory", r"copy or a memory of 'net.conv1.bias'.*memory"),
         ("psfed+split-mix", r"copy or a memory of 'net.conv1.bias'.*partial sharing"),
-        ("scaffold+split-mix", "copy or a memory of"),
+        ("scaffold+split-mix", r"copy or a memory of.*other bases.*kept momentum\)$"),
         ("split-mix+heterofl", "heterofl cannot resize a model that another part resizes already"),
         ("heterofl+split-mix", "heterofl cannot resize a model that another part resizes already"),
         ("split-mix+fedhm", "fedhm cannot resize a model that another part resizes already"),
         ("fedhm+split-mix", "fedhm cannot resize a model that another part resizes already"),
+        ("split-mix+krum", "krum compares whole updates.*take median"),
+        ("krum+split-mix", "krum compares whole updates.*drop split-mix"),
+        ("split-mix+lowrank", "lowrank looks for matrices.*a model split into bases"),
+        ("split-mix+powersgd", "powersgd looks for matrices.*a model split into bases"),
         ("split-mix+prune", "prune cannot go with models of several sizes"),
         (
             "split-mix+fedscr",

@@ -36,6 +36,15 @@ def descend(base, x, y, lr, steps, clip):
     return base
 
 
+def held(k, order, more):
+    """The bases of client k: one in turn from the shuffled list, which is turned by one place after each time through,
+    and of the rest, in rising order, those that `more` marks."""
+    times, place = divmod(k, len(order))
+    first = np.roll(order, -times)[place]
+    rest = [base for base in range(len(order)) if base != first]
+    return {first, *(base for base, mine in zip(rest, more, strict=True) if mine)}
+
+
 def play(bases, data, chosen, rounds, lr, steps, clip=None):
     """Rounds of all clients; client k trains the bases chosen(t, k), t from 1. Every base is the mean, by samples, over
     the clients that trained it, and stays where nobody did."""

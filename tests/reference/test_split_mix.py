@@ -10,6 +10,7 @@ from torch import nn
 
 import sparing
 from reference import split_mix as reference
+from sparing.core.keys import hashes
 from sparing.parts.mix import split
 from support import make_ctx
 
@@ -37,8 +38,10 @@ def test_rounds_agree_with_the_reference(bases, clip):
 
     def chosen(t, k):
         """Undeclared, client k affords all bases but k modulo their number."""
-        drawn = make_ctx([k], seed=SEED, t=t).choose("split-mix", bases, bases - k % bases)
-        return set(drawn[0].nonzero()[:, 0].tolist())
+        ctx = make_ctx([k], seed=SEED, t=t)
+        order = np.argsort(hashes(ctx.common.keys("split-mix/first"), bases)[0].numpy())
+        more = ctx.choose("split-mix", bases - 1, bases - k % bases - 1)[0].numpy()
+        return reference.held(k, order, more)
 
     first = numbers(split(dense(), bases, seed=SEED).state_dict(), bases)
     want = reference.play(first, data, chosen, rounds=3, lr=0.3, steps=4, clip=clip)

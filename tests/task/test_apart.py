@@ -15,7 +15,7 @@ K, BASES = 3, 4
 
 
 def net():
-    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.ReLU(), nn.Linear(5, 3))
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
 
 
 def rows(seed, scale=1.0):
@@ -66,3 +66,20 @@ def test_one_start_serves_all_clients():
     after, notes = train(model, cross_entropy, data, local, start, make_ctx([0, 1, 2], [6, 6, 6]))
     assert notes["loss"].shape == (K,)
     assert all(x.shape[:2] == (K, BASES) for x in after.values())
+
+
+@pytest.mark.parametrize("path", ["loop", "stacked"])
+def test_dropout_is_drawn_for_every_base_apart_and_for_the_first_as_if_alone(path):
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.rand(8, 64, generator=g), torch.arange(8) % 4
+    base = nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    mix, data = Mix([base] * 3), Clients.of([(x, y)] * 2)
+    start = {name: w[None] for name, w in mix.state_dict().items()}
+    how = (cross_entropy, data, Local((Phase(steps=1, batch=8, lr=0.1),)))
+    after, _ = train(mix, *how, start, make_ctx([0, 1]), path)
+    heads = after["net.2.weight"].flatten(0, 1)
+    assert all(not torch.allclose(heads[i], heads[j], atol=1e-4) for i in range(6) for j in range(i))
+    one, _ = train(mix, *how, start, make_ctx([1]), path)
+    assert all(torch.allclose(one[name][0], w[1], atol=1e-6) for name, w in after.items())
+    alone, _ = train(mix.alone(), *how, {name: w[:, 0] for name, w in start.items()}, make_ctx([1]), path)
+    assert all(torch.allclose(w[0], after[name][1, 0], atol=1e-6) for name, w in alone.items())

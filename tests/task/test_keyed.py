@@ -11,9 +11,10 @@ from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.task.keyed import KeyedDropout, Step, recast
+from sparing.task.keyed import KeyedDropout, Step, drop_keys, recast
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
+from support import make_ctx
 
 LOCAL = Local((Phase(epochs=2, batch=8, lr=0.1),))
 
@@ -161,3 +162,12 @@ def test_stacked_path_refuses_unkeyed_randomness():
     model, data = built(Functional), cohort([5, 20])
     with pytest.raises(ConfigError, match=r"F\.dropout.*use path 'loop'"):
         train(model, cross_entropy, data, LOCAL, tree_of(model), context([0, 1], data), path="stacked")
+
+
+def test_rows_of_one_client_have_keys_of_their_own_and_the_first_has_the_clients():
+    plain, bases = make_ctx([4, 7, 9]), make_ctx([4, 4, 4, 7, 9, 9])
+    want, got = plain.keys("dropout/1"), drop_keys(bases, 1)
+    assert torch.equal(drop_keys(plain, 1), want)
+    assert torch.equal(got[[0, 3, 4]], want)
+    assert len(set(got.tolist())) == 6
+    assert torch.equal(drop_keys(bases.at(slice(4, 6)), 1), got[4:])

@@ -254,7 +254,7 @@ BAD = [
     ("iid", {"held_out": -1}, "-1 of 4 clients cannot be held out"),
     ("iid", {"held_out": 1.5}, r"the held-out share must be in \[0, 1\), seen 1.5"),
     ("iid", {"probe": 1.5}, r"the probe share must be in \[0, 1\), seen 1.5"),
-    ("iid", {"probe": 240}, r"the probe share must be in \[0, 1\), seen 1.0"),
+    ("iid", {"probe": 240}, r"probe is 240, but there are 240 training samples in all"),
     ("iid", {"probe": 0.001}, "probe is 0.001 of 240 samples, which is none: raise it"),
     ({"lists": [[0, 1], [2]]}, {"clients": None, "probe": 5}, "probe is 5, but lists say who holds what"),
     ("iid", {"seed": -1}, "the seed must be 0 or more, seen -1"),

@@ -180,3 +180,8 @@ def test_models_by_name():
 def test_names_and_numbers_that_cannot_be_meant(call, sentence):
     with pytest.raises(ConfigError, match=sentence):
         call()
+
+
+def test_a_probe_set_that_nobody_looks_at_is_mentioned():
+    with pytest.warns(UserWarning, match=r"probe set holds 4 samples .* drop task\.probe"):
+        sparing.run(Task(make, [pair()], probe=pair(4)), rounds=1, sample=1)

@@ -85,3 +85,8 @@ def test_where_parcels_cannot_be_kept(study, words, tmp_path):
     out = tmp_path / "r" if study.pop("out", False) else None
     with pytest.raises(ConfigError, match=words):
         sparing.run("digits", "fedavg", rounds=1, out=out, plan={"parcels": "kept"}, **study)
+
+
+def test_check_does_not_need_a_folder():
+    result = CliRunner().invoke(app, ["check", "engine=debug", "plan.parcels=kept", "rounds=1", "sample=2", "--json"])
+    assert json.loads(result.output)["plan"]["parcels"] == "kept"

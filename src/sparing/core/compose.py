@@ -20,12 +20,13 @@ def compose(layout: Layout, *recipes: Recipe, local: Local | None = None) -> Met
     refuse_unsound(method)
     if method.fit is None:
         return method
+    fit = method.fit.kept if method.fit.kept is not None and method.share.private else method.fit
     sizes = []
-    for size, smaller in enumerate(method.fit.layouts):
-        plain = Method(smaller, everything(smaller, local.buffers), local=local, fit=method.fit, size=size)
+    for size, smaller in enumerate(fit.layouts):
+        plain = Method(smaller, everything(smaller, local.buffers), local=local, fit=fit, size=size)
         sizes.append(applied(recipes, plain))
     refuse_state_of_sizes(method, sizes)
-    return method._replace(sizes=tuple(sizes))
+    return method._replace(fit=fit, sizes=tuple(sizes))
 
 
 def remade(model: nn.Module, recipes: Sequence[Recipe], static: bool = False, seed: int = 0) -> nn.Module:
@@ -112,6 +113,7 @@ def refuse_unsound(method: Method) -> None:
     if method.memory:
         refuse_memory(method.up)
     refuse_sums(method)
+    refuse_parts(method)
     refuse_leaks(method)
     for step in method.blend.steps:
         step.check(method)
@@ -145,10 +147,11 @@ def refuse_state_of_sizes(method: Method, sizes: list[Method]) -> None:
         kept = set(smaller.share.own - home) | {n.rpartition("/")[2] for n in uplink(smaller).init(smaller.layout)}
         kept |= {n.rpartition("/")[2] for n in smaller.local.init(smaller.layout)}
         for name in sorted(kept & resized):
+            factored = "" if method.fit and method.fit.within else "; a personal layer too, or name it in fedhm.keep"
             raise MethodError(
                 f"a client cannot keep a copy or a memory of {name!r}: the server cuts it anew each round, to another "
-                "size or in another basis; drop what keeps it (partial sharing, memory, kept momentum; with fedhm also "
-                "a personal layer, or name that layer in fedhm.keep)"
+                "size, other bases or another basis; drop what keeps it (partial sharing, memory, kept momentum"
+                f"{factored})"
             )
 
 
@@ -185,13 +188,26 @@ def refuse_memory(stages: tuple[Codec, ...]) -> None:
                 f"memory cannot hold residuals of {codec.name!r}: its basis rotates every round; drop memory"
             )
         if "remembers" in codec.traits:
-            raise MethodError(f"{codec.name!r} keeps its own memory; drop `memory` from the list")
+            raise MethodError(
+                f"{codec.name!r} keeps its own memory; drop `memory` from the list, or set memory: false where another "
+                "stage brings one"
+            )
         if "unbiased" in codec.traits:
             raise MethodError(f"{codec.name!r} scales its values up, which memory would amplify; set unbiased: false")
         if "noisy" in codec.traits:
             raise MethodError(
                 f"the error of {codec.name!r} can be larger than the update, which memory would let grow from round to "
                 "round; drop memory or quantise more finely"
+            )
+
+
+def refuse_parts(method: Method) -> None:
+    """What works on whole tensors cannot follow a share that lets parts of them through."""
+    for codec in method.up:
+        if "whole" in codec.traits and method.share.own - method.share.private - method.share.values:
+            raise MethodError(
+                f"{codec.name!r} factors whole matrices, but only a part of them is shared; drop what shares a part "
+                f"(psfed) or {codec.name!r}: personal layers are fine"
             )
 
 

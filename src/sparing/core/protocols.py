@@ -168,6 +168,7 @@ class Fit(NamedTuple):
     init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
     learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
+    kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
     check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
 
 

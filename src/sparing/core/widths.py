@@ -40,10 +40,18 @@ def narrower(layout: Layout, ratio: float) -> Layout:
     shapes = {name: shape for name, shape in layout.shapes.items() if name not in layout.extra}
     dtypes, kinds = {name: layout.dtypes[name] for name in shapes}, dict(layout.kinds)
     if ratio < 1:
+        refuse_others(shapes, layout)
         shapes |= inner_shapes(shapes, kinds, ratio)
     for name, kind in kinds.items():
         kinds[name] = kind._replace(groups=shapes[name][0]) if kind.groups > 1 and ratio < 1 else kind
     return Layout(shapes, dtypes, layout.buffers - layout.extra, kinds)
+
+
+def refuse_others(shapes: dict[str, Shape], layout: Layout) -> None:
+    """Vectors and buffers outside the hidden layers may stay whole; other parameters could be of any size."""
+    for name, shape in shapes.items():
+        if len(shape) > 1 and name not in layout.kinds and name not in layout.buffers:
+            raise cannot(name, f"{name!r} is neither of a convolution nor of a dense layer, and has {len(shape)} axes")
 
 
 def inner_shapes(full: dict[str, Shape], kinds: dict[str, Kind], ratio: float) -> dict[str, Shape]:
@@ -51,8 +59,9 @@ def inner_shapes(full: dict[str, Shape], kinds: dict[str, Kind], ratio: float) -
     order, weights = list(full), [name for name in full if name in kinds]
     if len(weights) < 2:
         raise MethodError(
-            f"there is no hidden layer to narrow: the model has {len(weights)} convolutions and dense layers, of "
-            "which the first keeps its inputs and the last its outputs; take a deeper model"
+            f"there is no hidden layer to narrow: the model has {len(weights)} convolutions and dense layers that "
+            "train, of which the first keeps its inputs and the last its outputs; frozen layers and parameters outside "
+            "such layers do not count; take a deeper model or let more of its layers train"
         )
     first, last = weights[0], weights[-1]
     shapes: dict[str, Shape] = {}
@@ -140,6 +149,8 @@ def resize(layer: nn.Module, prefix: str, layout: Layout, smaller: Layout, ratio
             part = leading(x.detach()[None], shape)[0]
             setattr(layer, name, nn.Parameter(part) if isinstance(x, nn.Parameter) else part)
     weight: Tensor | None = getattr(layer, "weight", None)
+    if isinstance(layer, _ConvNd | nn.Linear) and f"{prefix}weight" not in smaller.kinds:
+        raise cannot(f"{prefix}weight", f"its weight is parametrised, or that of a {type(layer).__name__}")
     if isinstance(layer, _ConvNd):
         layer.groups = smaller.kinds[f"{prefix}weight"].groups
         layer.out_channels, layer.in_channels = len(layer.weight), layer.weight.shape[1] * layer.groups

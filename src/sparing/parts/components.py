@@ -13,6 +13,7 @@ rows and columns. A tensor whose codes would pass 127 gets a longer step of its 
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -39,8 +40,8 @@ FINEST = 0.5
 HALVINGS = 16
 FRAME, SECTION = 40, 10
 """Bytes of a parcel and of each leaf in it beside the codes, about."""
-JOIN = "|"
-"""Between the names of vectors, which travel end to end as one leaf."""
+JOIN = "\n"
+"""Stands before each name of the vectors that travel as one leaf; no name holds one."""
 
 
 class Matrix(NamedTuple):
@@ -64,6 +65,11 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
     check_range("lowrank.energy", wanted.energy, 0, 1, open_low=True)
     check_range("lowrank.budget", wanted.budget, 1, math.inf)
     check_range("lowrank.rank", rank, 1, math.inf)
+    if layout.bases:
+        raise MethodError(
+            "lowrank looks for matrices, which tensors of a model split into bases do not show; drop "
+            "lowrank or split-mix"
+        )
     floats = [name for name in layout.params if name not in skip and layout.dtypes[name].is_floating_point]
     matrices = {name: how for name in floats if (how := matrix(layout.shapes[name], rank)) is not None}
     if not matrices:
@@ -86,24 +92,24 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
         if rest:
             joined = torch.cat([*rest.values()], 1)
             own = reaching(step, joined)
-            leaves[JOIN.join(rest)] = Leaf(codes_of(joined, own), scale=own[:, None], bits=8, tight=True)
+            leaves[joint(rest)] = Leaf(codes_of(joined, own), scale=own[:, None], bits=8, tight=True)
         return Parcel(leaves, parcel.notes), state
 
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
         leaves = {}
         for key, leaf in parcel.leaves.items():
-            name = key.removesuffix("/p")
-            if key.endswith("/p") and name in matrices:
-                value = weight(product(leaf, parcel.leaves[f"{name}/q"]), matrices[name], layout.shapes[name])
-                leaves[name] = Leaf(value.to(layout.dtypes[name]))
-            elif leaf.tight and not key.endswith("/q"):
+            name, factor = key[:-2], key[-2:]
+            if key.startswith(JOIN):
                 assert leaf.scale is not None
-                names = key.split(JOIN)
+                names = key.split(JOIN)[1:]
                 parts = (leaf.value * leaf.scale).split([math.prod(layout.shapes[name]) for name in names], 1)
                 for name, x in zip(names, parts, strict=True):
-                    leaves[name] = Leaf(x.reshape(-1, *layout.shapes[name]).to(layout.dtypes[name]))
-            elif not leaf.tight:
+                    leaves[name] = Leaf(x.reshape(len(x), *layout.shapes[name]).to(layout.dtypes[name]))
+            elif name not in matrices or factor not in ("/p", "/q"):
                 leaves[key] = leaf
+            elif factor == "/p":
+                value = weight(product(leaf, parcel.leaves[f"{name}/q"]), matrices[name], layout.shapes[name])
+                leaves[name] = Leaf(value.to(layout.dtypes[name]))
         return Parcel(leaves, parcel.notes)
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
@@ -116,10 +122,15 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
                 leaves[f"{name}/q"] = Spec((how.rank, how.columns), torch.int8, grains=mask, tight=True)
         rest = {name: math.prod(layout.shapes[name]) for name in here if name not in matrices}
         if rest:
-            leaves[JOIN.join(rest)] = Spec((sum(rest.values()),), torch.int8, scales=1, tight=True)
+            leaves[joint(rest)] = Spec((sum(rest.values()),), torch.int8, scales=1, tight=True)
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name="lowrank", lossy=True, traits=frozenset({"basis", "codes"}))
+    return Codec(encode, decode, schema, name="lowrank", lossy=True, traits=frozenset({"basis", "codes", "whole"}))
+
+
+def joint(names: Iterable[str]) -> str:
+    """What the leaf of all vectors is called."""
+    return "".join(JOIN + name for name in names)
 
 
 def refuse_mask(name: str, leaf: Leaf) -> None:
@@ -145,12 +156,12 @@ def matrix(shape: Shape, rank: int) -> Matrix | None:
 
 
 def seen(x: Tensor, how: Matrix) -> Tensor:
-    return matrix_of(x) if how.split else x.reshape(-1, how.rows, how.columns)
+    return matrix_of(x) if how.split else x.reshape(len(x), how.rows, how.columns)
 
 
 def weight(x: Tensor, how: Matrix, shape: Shape) -> Tensor:
     """`seen` undone."""
-    return weight_of(x, shape) if how.split else x.reshape(-1, *shape)
+    return weight_of(x, shape) if how.split else x.reshape(len(x), *shape)
 
 
 def decomposed(name: str, m: Tensor, rank: int, ctx: Ctx) -> Components:

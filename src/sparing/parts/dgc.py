@@ -75,7 +75,7 @@ def dgc(
                 state[f"unsent/{name}"] = state[f"unsent/{name}"] + decoded.leaves[name].value
         return state
 
-    traits = frozenset({"sparse", "remembers"}) | thin(1).traits
+    traits = frozenset({"sparse", "remembers", "values"}) | thin(1).traits
     return Codec(encode, decode, schema, init, lost, "dgc", True, traits)
 
 

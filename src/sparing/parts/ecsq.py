@@ -29,7 +29,7 @@ def ecsq(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)
         names = [name for name in leaves if name in params]
-        for group in [names] if over == "model" else [[name] for name in names]:
+        for group in filter(None, [names] if over == "model" else [[name] for name in names]):
             chosen = step_for([leaves[name] for name in group], step)
             for name in group:
                 value = leaves[name].value.float()
@@ -61,7 +61,8 @@ def step_for(leaves: list[Leaf], multiple: float) -> Tensor:
     rows = [flat(leaf.value.double()) for leaf in leaves]
     count = sum((entries(leaf) for leaf in leaves), torch.zeros((), dtype=torch.int64))
     square = sum((total(x.square()) for x in rows), torch.zeros(()))
-    peak = torch.cat(rows, 1).abs().amax(1)
+    whole = torch.cat(rows, 1)
+    peak = whole.abs().amax(1) if whole.shape[1] else torch.zeros_like(whole[:, :0].sum(1))
     return torch.minimum(multiple * (square / count.clamp(min=1)).sqrt(), peak)
 
 
@@ -70,4 +71,4 @@ def entries(leaf: Leaf) -> Tensor:
     mask = sent(leaf)
     if mask is None:
         return torch.tensor([leaf.value[0].numel()], device=leaf.value.device)
-    return mask.expand(-1, *leaf.value.shape[1:]).flatten(1).sum(1)
+    return mask.expand(-1, *leaf.value.shape[1:]).reshape(len(mask), -1).sum(1)

@@ -1,10 +1,11 @@
 """A network split by width into narrow ones that train apart (Split-Mix); a client holds as many as it can afford.
 
-The server's model is a `Mix`: every tensor holds those of all bases, `[bases, *shape]`. Which bases a client holds in a
-round is drawn for it, so both ends know, and no index travels.
+The server's model is a `Mix`: every tensor holds those of all bases, `[bases, *shape]`. Which bases a client holds
+follows from seed, round and id, so both ends know, and no index travels.
 """
 
 import copy
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.core.capacity import by_capacity
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.keys import Ctx, hashes
 from sparing.core.mix import Mix
 from sparing.core.protocols import Fit
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.core.widths import narrowed, narrower
+
+LEAST = 1e-4
+"""No network is split into more than ten thousand."""
 
 
 def bases_of(ratio: float) -> int:
@@ -25,7 +29,7 @@ def bases_of(ratio: float) -> int:
     >>> bases_of(0.125), bases_of(0.333)
     (8, 3)
     """
-    check_range("split-mix.ratio", ratio, 0, 1, open_low=True)
+    check_range("split-mix.ratio", ratio, LEAST, 1)
     bases = round(1 / ratio)
     if abs(1 / ratio - bases) > 0.01:
         raise ConfigError(
@@ -40,13 +44,25 @@ def split(model: nn.Module, bases: int, static: bool = False, seed: int = 0) -> 
     if bases == 1:
         return model
     layout = layout_of(model, static)
-    thin = narrowed(model, layout, narrower(layout, 1 / bases), 1 / bases)
+    smaller = narrower(layout, 1 / bases)
+    refuse_more_than_units(layout, bases)
+    thin = narrowed(model, layout, smaller, 1 / bases)
     for name in thin.state_dict():
         if name not in layout.shapes:
             raise MethodError(f"split-mix cannot split {name!r}: it is no tensor of floats that train; drop it")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return Mix([initialised(thin) for _ in range(bases)])
+
+
+def refuse_more_than_units(layout: Layout, bases: int) -> None:
+    hidden = {name: layout.shapes[name][0] for name in [name for name in layout.shapes if name in layout.kinds][:-1]}
+    widest = max(hidden, key=lambda name: hidden[name])
+    if (units := hidden[widest]) < bases:
+        raise MethodError(
+            f"split-mix cannot make {bases} bases: the widest hidden layer, {widest.rpartition('.')[0]!r}, has {units} "
+            f"units; use a ratio of {1 / units:.4g} or more"
+        )
 
 
 def initialised(net: nn.Module) -> nn.Module:
@@ -59,25 +75,42 @@ def initialised(net: nn.Module) -> nn.Module:
 
 
 def some_of(layout: Layout) -> Fit:
-    """Client models that mix all bases, or fewer, down to one: size i has i less than all."""
+    """Client models that mix all bases, or fewer, down to one: size i has i less than all.
+
+    Which ones is drawn anew each round, but once and for all for clients that keep something of their own.
+    """
+    return drawing(layout, held)._replace(kept=drawing(layout, lambda ctx, *sizes: held(ctx._replace(round=0), *sizes)))
+
+
+def held(ctx: Ctx, bases: int, count: int) -> Tensor:
+    """Which bases each client holds in this round: bool `[K, bases]`, `count` true in every row.
+
+    The first goes by id through a list shuffled for the round, so that all bases are trained. Each time through, ids
+    start one place later: those `bases` apart, which may all be of one size, differ too. The others are drawn.
+    """
+    order = hashes(ctx.common.keys("split-mix/first"), bases)[0].argsort()
+    first = order[(ctx.ids + ctx.ids // bases) % bases][:, None]
+    rest = torch.arange(bases - 1, device=first.device)
+    mask_K = torch.zeros(len(first), bases, dtype=torch.bool, device=first.device)
+    mask_K.scatter_(1, rest + (rest >= first), ctx.choose("split-mix", bases - 1, count - 1))
+    return mask_K.scatter_(1, first, torch.ones_like(mask_K[:, :1]))
+
+
+def drawing(layout: Layout, held: Callable[[Ctx, int, int], Tensor]) -> Fit:
     bases = layout.bases
     counts = range(bases, 0, -1)
-
-    def chosen(size: int, ctx: Ctx) -> Tensor:
-        """Which bases each client holds, rising: `[K, counts[size]]`."""
-        return ctx.choose("split-mix", bases, counts[size]).nonzero()[:, 1].reshape(-1, counts[size])
 
     def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
         if size == 0:
             return model
-        places = chosen(size, ctx)
+        places = held(ctx, bases, counts[size]).nonzero()[:, 1].reshape(-1, counts[size])
         rows = torch.arange(len(places), device=places.device)[:, None]
         return {name: x.expand(len(places), *x.shape[1:])[rows, places] for name, x in model.items()}
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
         if size == 0:
             return resized, dict.fromkeys(resized)
-        mask_K = ctx.choose("split-mix", bases, counts[size])
+        mask_K = held(ctx, bases, counts[size])
         full, covered = {}, {}
         for name, x in resized.items():
             full[name] = x.new_zeros(len(mask_K), bases, *x.shape[2:])

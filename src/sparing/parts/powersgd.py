@@ -25,6 +25,11 @@ TINY = 1e-9
 def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) -> Codec:
     """Factors of rank `rank` for every matrix but those in `skip`, which never travel."""
     check_range("powersgd.rank", rank, 1, math.inf)
+    if layout.bases:
+        raise MethodError(
+            "powersgd looks for matrices, which tensors of a model split into bases do not show; drop "
+            "powersgd or split-mix"
+        )
     sides = {
         name: (shape[0], math.prod(shape[1:]))
         for name, shape in layout.shapes.items()
@@ -73,7 +78,9 @@ def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) 
                 leaves[name] = spec
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, init, name="powersgd", lossy=True, traits=frozenset({"basis", "codes"}))
+    return Codec(
+        encode, decode, schema, init, name="powersgd", lossy=True, traits=frozenset({"basis", "codes", "whole"})
+    )
 
 
 def refuse_mask(name: str, leaf: Leaf) -> None:

@@ -1,5 +1,6 @@
 from typing import Literal
 
+from sparing.core.errors import MethodError
 from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import robust
@@ -11,6 +12,11 @@ def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
     rule = robust.krum(share, m)
 
     def apply(method: Method) -> Method:
+        if method.layout.bases:
+            raise MethodError(
+                "krum compares whole updates, but clients of split-mix may train different bases; take median, "
+                "trimmed-mean or geomed, or drop split-mix"
+            )
         return robust.collecting(method, "krum", rule)
 
     return apply

@@ -64,7 +64,8 @@ def trial(study: Study) -> Cost:
     count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
     everyone = job.fleet.cohort(job.seed, 1, len(job.task), count)
     ids = everyone[torch.argsort(job.task.train.count[everyone], descending=True)][: 2 * job.chunk]
-    with closing(fresh(study, shortened(job), None)) as run:
+    plan = study.plan.model_copy(update={"parcels": "forgotten"})
+    with closing(fresh(study.model_copy(update={"plan": plan}), shortened(job), None)) as run:
         began = time.perf_counter()
         server, outcome = run.engine.round(run.server, ids, 1)
         spent = time.perf_counter() - began

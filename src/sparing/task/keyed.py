@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparing.core.keys import GOLDEN, hashes, mix, signed, uniforms
+from sparing.core.keys import GOLDEN, Ctx, hashes, mix, signed, uniforms
+
+
+def drop_keys(ctx: Ctx, phase: int) -> Tensor:
+    """`[K]`: rows of one client, which follow each other (bases of a `Mix`), draw apart; the first has its key."""
+    keys = ctx.keys(f"dropout/{phase}")
+    counts = ctx.ids.unique_consecutive(return_counts=True)[1]
+    turn = torch.arange(len(keys), device=keys.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    return torch.where(turn > 0, mix(keys + turn * signed(5 * GOLDEN)), keys)
 
 
 class Step:

@@ -77,7 +77,10 @@ def train_apart(
     model: Mix, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, path: str, threads: int,
     memory: Tree | None, anchor: Tree | None, pull: Tree | None,
 ) -> tuple[Tree, dict[str, Tensor]]:  # fmt: skip
-    """Each base of each client as if it were a client of its own, with the same batches; the loss is their mean."""
+    """Each base of each client as if it were a client of its own, with the same batches; the loss is their mean.
+
+    Dropout is drawn for each base apart.
+    """
     k, bases = len(ctx.ids), model.bases
 
     def rows(tree: Tree) -> Tree:

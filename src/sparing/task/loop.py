@@ -21,6 +21,7 @@ from sparing.task.augment import augmented
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
+from sparing.task.keyed import drop_keys
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
 from sparing.task.still import own_rng, seed_all
@@ -54,7 +55,7 @@ def loop(
     ids = ctx.ids.tolist()
     counts = data.count[ctx.ids.cpu()].tolist()
     shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
-    drops = [ctx.keys(f"dropout/{i}") for i in range(len(local.phases))]
+    drops = [drop_keys(ctx, i) for i in range(len(local.phases))]
     views = [ctx.keys(f"augment/{i}") for i in range(len(local.phases))]
     job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory, aside)
     after = {

@@ -22,7 +22,7 @@ from sparing.task.augment import augmented
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
-from sparing.task.keyed import LoopNorm
+from sparing.task.keyed import LoopNorm, drop_keys
 from sparing.task.loop import diverged
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, first_of, first_rows, fresh, keep, kept, rows_of, update
@@ -116,7 +116,8 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
     width = size.amax(1).tolist()
     full = [bool((size[t, :m] == w).all()) for t, (m, w) in enumerate(zip(alive, width, strict=True))]
     places = torch.where(real, index, index[..., :1]).clamp(min=0) + data.start[ids[order]][:, None]
-    keys, views = (hashes(ctx.keys(f"{what}/{number}").cpu()[order], longest).T for what in ("dropout", "augment"))
+    draws = drop_keys(ctx, number), ctx.keys(f"augment/{number}")
+    keys, views = (hashes(each.cpu()[order], longest).T for each in draws)
     places = places.to(data.x.device)
     return Plan(order, alive, width, full, places, real.to(device), keys.to(device), views.to(device), weight)
 

@@ -1,4 +1,4 @@
-"""The command line: `sparing run`, `resume`, `check`, `explain`, `methods`, `data`, `demo`.
+"""The command line: `sparing run`, `resume`, `check`, `explain`, `methods`, `wire`, `data`, `demo`.
 
 A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says how to go on; a bug shows its traceback.
 """

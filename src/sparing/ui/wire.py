@@ -29,7 +29,7 @@ def described(data: bytes, schema: Schema | None) -> dict[str, Any]:
         "leaves": leaves,
         "notes": {name: note.flatten().tolist() for name, note in parcel.notes.items()},
         "totals": {kind: int(size[0]) for kind, size in sizes(parcel).items()},
-        "parameters": sum(leaf["entries"] for leaf in leaves),
+        "entries": sum(leaf["entries"] for leaf in leaves),
     }
 
 
@@ -66,7 +66,7 @@ def show(said: dict[str, Any], console: Console) -> None:
         table.add_column(head, justify="right", no_wrap=True)
     for leaf in said["leaves"]:
         table.add_row(
-            leaf["name"],
+            leaf["name"].strip(),
             f"{leaf['entries']:,}",
             f"{leaf['sent']:,}",
             leaf["dtype"] + " tight" * leaf["tight"],
@@ -75,7 +75,8 @@ def show(said: dict[str, Any], console: Console) -> None:
         )
     console.print(table)
     console.print("\n" + ", ".join(f"{kind} {size:,}" for kind, size in said["totals"].items()), highlight=False)
-    each = 8 * said["bytes"] / max(said["parameters"], 1)
-    console.print(f"{each:.3f} bits for each of {said['parameters']:,} parameters", highlight=False)
+    if said["entries"]:
+        each = 8 * said["bytes"] / said["entries"]
+        console.print(f"{each:.3f} bits for each of {said['entries']:,} entries", highlight=False)
     for name, values in said["notes"].items():
         console.print(f"note {name}: {', '.join(f'{value:g}' for value in values)}", highlight=False)

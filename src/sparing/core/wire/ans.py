@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparing.core.wire import chances
-from sparing.core.wire.index import Reader, varint
+from sparing.core.wire.index import Reader, packed_size, varint
 
 FEW, NUMBER = 8192, 1024
 """Up to so many symbols are written as whole numbers, each of so many."""
@@ -54,7 +54,7 @@ def plan(symbols: np.ndarray, contexts: np.ndarray | None = None) -> Plan:
     merged = np.zeros((len(served), 256), np.int64)
     np.add.at(merged, rows, histograms)
     told = [chances.head(one, bits) for one in merged] if n else []
-    heads, tables = b"".join(head for head, _ in told), np.array([table for _, table in told])
+    heads, tables = b"".join(head for head, _ in told), np.array([table for _, table in told], np.int64)
     price = sum(chances.price(one, table, bits) for one, table in zip(merged, tables, strict=False))
     extra = 3 * lanes_for(price, n).head // 2 if n > FEW else 2 * (n // NUMBER + 1)
     size = len(heads) + (price >> chances.FINE + 3) + (extra if price else 0)
@@ -78,13 +78,13 @@ def decode(reader: Reader, n: int, contexts: np.ndarray | None = None) -> np.nda
     start, bits = reader.at, precision(n)
     if not n:
         return np.zeros(0, np.uint8)
-    rows, served = rows_of(np.array([n]) if contexts is None else counted(contexts, None)[0])
-    tables = np.array([chances.read(reader, bits) for _ in served])
+    rows, served = rows_of(np.array([n], np.int64) if contexts is None else counted(contexts, None)[0])
+    tables = np.array([chances.read(reader, bits) for _ in served], np.int64)
     heads = bytes(reader.data[start : reader.at])
     chosen = Plan(heads, tables, rows, served, bits, 0)
     if trivial(tables, bits):
         alone = tables.argmax(1)[rows].astype(np.uint8)
-        symbols = np.full(n, alone[0]) if contexts is None else alone[contexts]
+        symbols = np.full(n, alone[0], np.uint8) if contexts is None else alone[contexts]
     elif n <= FEW:
         symbols = read_numbers(reader, chosen, n, contexts)
     else:
@@ -119,7 +119,7 @@ def rows_of(counts: np.ndarray) -> tuple[np.ndarray, list[int]]:
             rows.append(len(served) - 1)
             served[-1] += count
         if len(served) <= TABLES:
-            return np.array(rows), served
+            return np.array(rows, np.int64), served
         share *= 2
 
 
@@ -158,10 +158,12 @@ def read_numbers(reader: Reader, chosen: Plan, n: int, contexts: np.ndarray | No
     out, mask = bytearray(), (1 << bits) - 1
     for at in blocks(n, NUMBER):
         size = reader.varint("length of a number")
-        raw = reader.take(size, "number")
-        x = int.from_bytes(raw, "little")
-        if x.bit_length() > NUMBER * bits or (size and not raw[-1]):
+        if size > packed_size(at.stop - at.start, bits):  # k symbols make a number below 2^(k bits)
             reader.refuse(f"a number of {size} bytes for {at.stop - at.start} symbols", start)
+        raw = reader.take(size, "number")
+        if size and not raw[-1]:
+            reader.refuse(f"a number of {size} bytes whose last is zero", start)
+        x = int.from_bytes(raw, "little")
         for base in bases[at]:
             slot = base + (x & mask)
             value = value_of[slot]
@@ -178,7 +180,7 @@ def slot_tables(chosen: Plan) -> tuple[np.ndarray, np.ndarray]:
     symbols, values = np.empty(len(chosen.tables) * size, np.uint8), np.empty(len(chosen.tables) * size, np.int64)
     for at, table in zip(blocks(len(symbols), size), chosen.tables, strict=True):
         symbols[at] = here = np.repeat(np.arange(256, dtype=np.uint8), table)
-        values[at] = ((table << 16) - starts(table))[here] + np.arange(size)
+        values[at] = ((table << 16) - starts(table))[here] + np.arange(size, dtype=np.int64)
     return symbols, values
 
 
@@ -192,7 +194,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_for(price: int, n: int) -> Lanes:
-    """A lane for 256 bytes that the symbols should take, or for 512 symbols; at most 4096.
+    """A lane for 256 bytes that the symbols should take, or for 1024 symbols; at most 4096.
 
     The tail has an eighth of the lanes, and so many symbols that the words they take should fill the head's states.
     """
@@ -215,8 +217,8 @@ def many(chosen: Plan, symbols: np.ndarray, contexts: np.ndarray | None) -> list
     """States of the head and of the tail, words of the head, those words of the tail that found no place in states."""
     lanes = lanes_of(chosen)
     split = len(symbols) - lanes.after
-    tail, later = run(chosen, np.full(lanes.tail, LOW), *cut(symbols, contexts, slice(split, None)))
-    first = np.full(lanes.head, LOW)
+    tail, later = run(chosen, np.full(lanes.tail, LOW, np.int64), *cut(symbols, contexts, slice(split, None)))
+    first = np.full(lanes.head, LOW, np.int64)
     first[: len(later)] += later[: lanes.head]
     head, words = run(chosen, first, *cut(symbols, contexts, slice(split)))
     states = np.concatenate([head, tail])

@@ -5,7 +5,7 @@ makes head and symbols shortest wins, the lowest kind where two are equal:
 
     0 one        one symbol only: that symbol
     1 table      the last symbol, then every chance: bit lengths in unary steps, the bits below the top one plainly
-    2 gaps       chances of `core/gaps.py`'s symbols for gaps that fall off geometrically
+    2 gaps       chances of the symbols of gaps (`places.py`) that fall off geometrically
     3 geometric  chances that fall off geometrically to both sides of zero, symbols in zigzag order
     4 normal     the same with a bell's fall
 
@@ -22,7 +22,7 @@ ONE, TABLE, GAPS, GEOMETRIC, NORMAL = range(5)
 FINE = 12
 """Bits behind the point of a logarithm."""
 SCALES = 128
-MEANS = np.array([(16, 19, 23, 27)[j % 4] << j // 4 >> 3 for j in range(SCALES)])
+MEANS = np.array([(16, 19, 23, 27)[j % 4] << j // 4 >> 3 for j in range(SCALES)], np.int64)
 """In 128ths, four an octave."""
 
 
@@ -146,10 +146,10 @@ def read_table(reader: Reader, bits: int) -> np.ndarray:
 
 def gap_starts() -> np.ndarray:
     """The first gap of every symbol: 0 to 15 one by one, then four symbols an octave."""
-    return np.array([s if s < 16 else 4 + s % 4 << s // 4 - 2 for s in range(4 * 60)] + [1 << 60] * 16)
+    return np.array([s if s < 16 else 4 + s % 4 << s // 4 - 2 for s in range(4 * 60)] + [1 << 60] * 16, np.int64)
 
 
-ZIGZAG = np.arange(256) + 1 >> 1
+ZIGZAG = np.arange(256, dtype=np.int64) + 1 >> 1
 STARTS = gap_starts()
 MIDDLES = (STARTS + np.append(STARTS[1:], 1 << 60) - 1) // 2
 
@@ -185,7 +185,7 @@ def gap_falls(mean: int) -> np.ndarray:
             if start >> j & 1:
                 x = x * power[j] >> 48
         left.append(x)
-    return np.array([a - b >> 16 for a, b in zip(left, [*left[1:], 0], strict=True)])
+    return np.array([a - b >> 16 for a, b in zip(left, [*left[1:], 0], strict=True)], np.int64)
 
 
 @cache
@@ -197,4 +197,4 @@ def two_sided_falls(kind: int, mean: int) -> np.ndarray:
     for _ in range(129):
         out.append(weight)
         weight, ratio = weight * ratio >> 32, ratio * square >> 32
-    return np.array(out)
+    return np.array(out, np.int64)

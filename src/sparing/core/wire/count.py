@@ -53,7 +53,8 @@ def written(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
         found.append(
             (sum(map(len, values)) - (leaf.value.dtype == CODES), sum(map(len, masks)) - len(leaf.keep) - leaf.told)
         )
-    value, indices = torch.tensor(found, device=leaf.value.device).unbind(1)
+    table = torch.tensor(found, dtype=torch.int64, device=leaf.value.device).reshape(-1, 2)
+    value, indices = table.unbind(1)
     return value, indices
 
 

@@ -74,10 +74,19 @@ def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
     """Of every kept position of bool `[u]`, by how many are kept in its row and in its column, in half octaves."""
     by_row, by_column = np.zeros(len(bits) // columns, np.int64), np.zeros(columns, np.int64)
     for row, column in kept_in(bits, columns):
-        by_row += np.bincount(row, minlength=len(by_row))
-        by_column += np.bincount(column, minlength=columns)
+        tally(by_row, row)
+        tally(by_column, column)
     rows, levels = half_octaves(by_row), half_octaves(by_column)
     return np.concatenate([rows[row] + levels[column] for row, column in kept_in(bits, columns)])
+
+
+def tally(counts: np.ndarray, places: np.ndarray) -> None:
+    """Count every place, in a time that does not grow with how many counts there are."""
+    first, last = int(places.min(initial=len(counts))), int(places.max(initial=0))
+    if last - first < len(places):
+        counts[first : last + 1] += np.bincount(places - first)
+    else:
+        np.add.at(counts, places, 1)
 
 
 def kept_in(bits: np.ndarray, columns: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -92,15 +101,16 @@ def kept_in(bits: np.ndarray, columns: int) -> Iterator[tuple[np.ndarray, np.nda
 def ends(g: Grid, kind: int) -> np.ndarray:
     """How many positions of a class lie in the rows up to each, itself included."""
     widths = np.zeros(128, np.int64)
-    levels = np.arange(max(1, kind - 127), min(kind, 128))
+    levels = np.arange(max(1, kind - 127), min(kind, 128), dtype=np.int64)
     widths[levels] = g.widths[kind - levels]
-    return np.cumsum(widths[g.rows])
+    found = widths[g.rows]
+    return np.cumsum(found, out=found)
 
 
 def numbers(g: Grid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
     """Positions, given in C order, by class: their numbers in each."""
     rank = np.empty(len(g.columns), np.int64)
-    rank[g.order] = np.arange(len(rank))
+    rank[g.order] = np.arange(len(rank), dtype=np.int64)
     rank -= g.first[g.columns]
     kinds = g.rows[row] + g.columns[column]
     order = np.argsort(kinds, kind="stable")
@@ -113,9 +123,8 @@ def numbers(g: Grid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
     return out
 
 
-def positions(g: Grid, kind: int, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the positions of one class with these numbers."""
-    upto = ends(g, kind)
+def positions(g: Grid, kind: int, upto: np.ndarray, some: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the positions of one class with these numbers; `upto` are its `ends`."""
     row = np.searchsorted(upto, some, side="right")
     level = kind - g.rows[row].astype(np.int64)
     return row, g.order[g.first[level] + some - upto[row] + g.widths[level]]

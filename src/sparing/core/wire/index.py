@@ -246,7 +246,7 @@ def decode(reader: Reader, u: int) -> np.ndarray:
     if code in (ALL, NONE):
         if code == NONE and u == 0:
             reader.refuse("an empty universe is written as 'all'", start)
-        return np.full(u, code == ALL)
+        return np.full(u, code == ALL, bool)
     if code == RICE:
         return decode_rice(reader, u)
     if code != BITMAP:
@@ -270,7 +270,7 @@ def decode_rice(reader: Reader, u: int) -> np.ndarray:
     bits = np.zeros(u, bool)
     last, seen, lows = -1, 0, 0
     for ends in unary_blocks(reader, count):
-        rank = np.arange(seen, seen + len(ends))
+        rank = np.arange(seen, seen + len(ends), dtype=np.int64)
         quotients = ends - rank  # zeros so far
         if quotients[-1] > u >> low:
             reader.refuse(f"a gap leads beyond the {u} positions", start)

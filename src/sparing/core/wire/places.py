@@ -20,6 +20,7 @@ import numpy as np
 from sparing.core.wire import ans, index
 from sparing.core.wire.chances import FINE, STARTS, log2
 from sparing.core.wire.grid import (
+    ends,
     grid,
     half_octaves,
     is_matrix,
@@ -28,6 +29,7 @@ from sparing.core.wire.grid import (
     positions,
     read_levels,
     sizes_of,
+    tally,
     write_levels,
 )
 from sparing.core.wire.index import Reader, packed_size, rice_size, varint
@@ -159,7 +161,7 @@ def symbols_of(gaps: np.ndarray) -> np.ndarray:
     return np.where(gaps < 16, gaps, 4 * octave + (gaps >> np.maximum(octave - 2, 0) & 3)).astype(np.uint8)
 
 
-WIDTHS = np.array([s // 4 - 2 if s >= 16 else 0 for s in range(256)])
+WIDTHS = np.array([s // 4 - 2 if s >= 16 else 0 for s in range(256)], np.int64)
 """How many low bits of a gap its symbol leaves open."""
 
 
@@ -177,7 +179,7 @@ def read_low(reader: Reader, symbols: np.ndarray) -> np.ndarray:
     gaps, widths = STARTS[symbols], WIDTHS[symbols]
     total, at = int(widths.sum()), 0
     raw = np.unpackbits(np.frombuffer(reader.packed(total, 1, "low bits"), np.uint8), count=total, bitorder="little")
-    some = np.arange(len(gaps))
+    some = np.arange(len(gaps), dtype=np.int64)
     for bit in range(int(widths.max(initial=0))):
         some = some[widths[some] > bit]
         gaps[some] |= raw[at : at + len(some)].astype(np.int64) << bit
@@ -224,14 +226,19 @@ def entropy(histogram: np.ndarray) -> int:
 def read_classes(reader: Reader, code: int, rows: int, columns: int) -> np.ndarray:
     start = reader.at
     g = grid(*read_levels(reader, rows, columns))
+    if (np.array([g.rows.max(), g.columns.max()], np.uint8) > level(code, np.array([columns, rows], np.int64))).any():
+        reader.refuse("levels above those of a full matrix", start)  # classes are few where rows are many
     pieces = read_gaps(reader, g.sizes)
     bits = np.zeros(rows * columns, bool)
     by_row, by_column = np.zeros(rows, np.int64), np.zeros(columns, np.int64)
+    last, upto = -1, by_row
     for number, some in pieces:
-        row, column = positions(g, g.classes[number], some)
+        if number != last:
+            last, upto = number, ends(g, g.classes[number])
+        row, column = positions(g, g.classes[number], upto, some)
         bits[row * columns + column] = True
-        by_row += np.bincount(row, minlength=rows)
-        by_column += np.bincount(column, minlength=columns)
+        tally(by_row, row)
+        tally(by_column, column)
     if (level(code, by_row) != g.rows).any() or (level(code, by_column) != g.columns).any():
         reader.refuse("levels that are not those of the positions", start)
     return bits

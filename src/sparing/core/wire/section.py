@@ -54,7 +54,8 @@ def write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
     alive = None if leaf.scope is None else flat(array(leaf.scope), shape)
     write = places.encode if leaf.tight else lambda bits, columns: index.encode(bits)
     if leaf.told:
-        pieces += write(np.ones(math.prod(shape), bool) if alive is None else alive, columns(shape))
+        alive = np.ones(math.prod(shape), bool) if alive is None else alive
+        pieces += write(alive, columns(shape))
     for keep in leaf.keep:
         mask = array(keep).reshape(-1)
         counts_alive = keep.shape[1:] == shape and alive is not None

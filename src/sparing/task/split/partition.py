@@ -198,6 +198,8 @@ def taken_out(probe: int | float, labels: np.ndarray, official: np.ndarray, name
     if name == "lists":
         raise ConfigError(f"probe is {probe}, but lists say who holds what: leave it out or split in another way")
     pool = np.flatnonzero(~official)
+    if isinstance(probe, int) and not 0 < probe < len(pool):
+        raise ConfigError(f"probe is {probe:,}, but there are {len(pool):,} training samples in all: take some of them")
     share = probe if isinstance(probe, float) else probe / len(pool)
     check_share("probe", share)
     kept = cut(labels, [pool], share, generator(seed, "probe"))[1][0]
