@@ -265,7 +265,7 @@ def test_layers_that_cannot_be_narrowed_are_refused_by_name(layers, words):
         (lambda: nn.ConvTranspose1d(8, 8, 1), r"cannot narrow '0': '0.weight' is neither.*3 axes"),
         (lambda: weight_norm(nn.Linear(8, 8)), r"cannot narrow '0.param.*original0' is neither.*2 axes"),
     ],
-    ids=str,
+    ids=["embedding", "lstm", "transposed", "weight norm"],
 )
 @pytest.mark.parametrize("place", [0, 2])
 def test_other_layers_before_the_first_or_after_the_last_are_refused_too(layer, words, place):
