@@ -35,7 +35,7 @@ def test_codes_are_the_numpy_ones_and_errors_stay_within_half_a_step(x, bits):
     scale = np.abs(a).max() * np.float32(1 / top)
     codes = np.round(a / scale) if scale > 0 else np.zeros_like(a)
     np.testing.assert_array_equal(leaf.value[0].numpy(), np.clip(codes, -top, top))
-    assert np.abs(back[0].numpy() - a).max() <= scale / 2 * (1 + 1e-4)
+    assert np.abs(back[0].numpy() - a).max() <= scale / 2 * (1 + 1e-4) + 1e-44  # below normal numbers steps vanish
 
 
 def test_stochastic_rounding_is_unbiased():

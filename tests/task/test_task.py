@@ -183,5 +183,5 @@ def test_names_and_numbers_that_cannot_be_meant(call, sentence):
 
 
 def test_a_probe_set_that_nobody_looks_at_is_mentioned():
-    with pytest.warns(UserWarning, match=r"probe set holds 4 samples .* drop task\.probe"):
-        sparing.run(Task(make, [pair()], probe=pair(4)), rounds=1, sample=1)
+    with pytest.warns(UserWarning, match=r"task\.probe is 20: .* no part of the method looks at them"):
+        sparing.run({"data": "digits", "probe": 20}, rounds=1, sample=1)

@@ -1,7 +1,5 @@
 """A look before the first round: does this model take these samples, and does stacking it give the same training?"""
 
-import warnings
-
 import torch
 from torch import Tensor, nn
 
@@ -45,9 +43,6 @@ def refuse_misfit(job: Job) -> None:
             said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
             model = "the model split into bases" if isinstance(job.model, Mix) else "the model"
             raise DataError(f"{model} or loss does not take the {name} data ({what}): {said}") from error
-    if task.probe is not None and not job.method.probe:
-        kept = f"the server's probe set holds {len(task.probe[0]):,} samples that no client trains on"
-        warnings.warn(f"{kept}, but no part of the method looks at it; drop task.probe", stacklevel=2)
     for size, model in enumerate(job.sizes):
         refuse_broken(job, size, model)
     if job.method.fit is not None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import warnings
 import zlib
 from collections.abc import Sequence
 from contextlib import closing
@@ -123,6 +124,9 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
         fit = job.method.fit
         job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
     refuse_misfit(job)
+    if study.task.probe and not job.method.probe:
+        kept = f"task.probe is {study.task.probe:g}: the server holds these samples back from the clients"
+        warnings.warn(f"{kept}, but no part of the method looks at them; drop it", stacklevel=2)
     spending_of(job, count)  # refuses a budget that does not pay for one round
     plan = settle_plan(study.plan, study.engine, job, count)
     assert not isinstance(plan.chunk, str)
