@@ -204,8 +204,11 @@ def way(parcel: Parcel, method: Method) -> Way:
             exact, index = False, "paid"
         elif leaf.scope is not None and index == "none" and not bool(leaf.scope.all()):
             index = "free"
-    extra = sum(bitmaps(leaf) for leaf in parcel.leaves.values()) - int(sizes(parcel)["index"][0])
-    total = int(nbytes(parcel)[0]) + (0 if exact else max(extra, 0))
+        exact &= not leaf.tight
+    loose = Parcel({name: leaf._replace(tight=False) for name, leaf in parcel.leaves.items()}, parcel.notes)
+    extra = sum(bitmaps(leaf) for leaf in loose.leaves.values()) - int(sizes(loose)["index"][0])
+    longest = int(nbytes(loose)[0]) + sum(leaf.tight for leaf in parcel.leaves.values())  # a byte more says how packed
+    total = longest + (0 if exact else max(extra, 0))
     return Way(params, buffers, values, total, exact, index, list(parcel.notes))
 
 
