@@ -1,5 +1,7 @@
 """Small things that many tests need: layouts, contexts, random parcels."""
 
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -46,3 +48,10 @@ def update_parcel(layout: Layout, k: int, seed: int = 0, scope: dict[str, Tensor
 
 def view_of(ctx: Ctx) -> View:
     return View(ctx, {}, {}, {})
+
+
+def declared(path: Path, what: str) -> str:
+    """A file in which clients 0 to 11 declare what they can afford, in no order."""
+    shares = [1, 0.13, 0.3, 0.5, 0.01, 1, 0.25, 0.6, 0.125, 0.9, 0.5, 0.2]
+    path.write_text(f"client,{what}\n" + "".join(f"{i},{share}\n" for i, share in enumerate(shares)))
+    return str(path)

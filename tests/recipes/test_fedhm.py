@@ -15,6 +15,7 @@ from sparing.run.methods import recipes
 from sparing.run.start import start
 from sparing.task.models.small import cnn
 from sparing.task.optim import frobenius, velocities
+from support import declared
 
 LAYOUT = layout_of(cnn(1, 10, 8))
 QUICK = {"rounds": 3, "sample": 6, "seed": 5, "local": {"epochs": 1, "batch": 16, "momentum": 0.9}}
@@ -28,10 +29,7 @@ def play(method, **options):
 @pytest.fixture
 def capacity(tmp_path):
     """Clients 0 to 11 declare what they can afford, in no order."""
-    path = tmp_path / "devices.csv"
-    declared = [1, 0.13, 0.3, 0.5, 0.01, 1, 0.25, 0.6, 0.125, 0.9, 0.5, 0.2]
-    path.write_text("client,rank\n" + "".join(f"{i},{r}\n" for i, r in enumerate(declared)))
-    return str(path)
+    return declared(tmp_path / "devices.csv", "rank")
 
 
 @pytest.mark.parametrize(

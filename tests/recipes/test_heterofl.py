@@ -20,7 +20,7 @@ from sparing.task.models import network
 from sparing.task.models.resnet import Basic, resnet
 from sparing.task.models.small import cnn
 from sparing.task.optim import velocities
-from support import make_ctx
+from support import declared, make_ctx
 
 LAYOUT = layout_of(cnn(1, 10, 8))
 QUICK = {"rounds": 2, "sample": 6, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}
@@ -34,10 +34,7 @@ def play(method, **options):
 @pytest.fixture
 def capacity(tmp_path):
     """Clients 0 to 11 declare how wide a network they can afford, in no order."""
-    path = tmp_path / "devices.csv"
-    declared = [1, 0.13, 0.3, 0.5, 0.01, 1, 0.25, 0.6, 0.125, 0.9, 0.5, 0.2]
-    path.write_text("client,width\n" + "".join(f"{i},{r}\n" for i, r in enumerate(declared)))
-    return str(path)
+    return declared(tmp_path / "devices.csv", "width")
 
 
 @pytest.mark.parametrize(

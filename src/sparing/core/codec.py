@@ -2,6 +2,7 @@
 
 import torch
 
+from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, cleared
 from sparing.core.protocols import Codec, View
@@ -115,3 +116,12 @@ def feedback(codec: Codec, private: frozenset[str] = frozenset()) -> Codec:
         return prefixed("residual", residual) | prefixed("inner", inner)
 
     return Codec(encode, codec.decode, codec.schema, init, lost, f"memory({codec.name})", codec.lossy, codec.traits)
+
+
+def refuse_part(codec: str, name: str, leaf: Leaf) -> None:
+    """For codecs that need a whole tensor: `compose` refuses most shares that give parts, this one the rest."""
+    if leaf.scope is not None or leaf.told:
+        raise MethodError(
+            f"{codec} factors whole matrices, but only a part of {name!r} is shared; drop what shares a part (psfed, "
+            f"prune) or {codec}: personal layers are fine"
+        )

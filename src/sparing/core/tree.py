@@ -43,6 +43,11 @@ class Layout(NamedTuple):
         return [name for name in self.shapes if name not in self.buffers]
 
     @property
+    def floats(self) -> list[str]:
+        """Parameters that are not whole numbers: what can be rounded, factored or averaged."""
+        return [name for name in self.params if self.dtypes[name].is_floating_point]
+
+    @property
     def size(self) -> int:
         """Number of parameters, buffers not included."""
         return sum(math.prod(self.shapes[name]) for name in self.params)

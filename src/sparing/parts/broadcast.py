@@ -16,7 +16,7 @@ def broadcast(layout: Layout, codec: Codec, name: str, skip: frozenset[str] = fr
     Reports `broadcast_bytes`, what the encoded update takes. Buffers, and tensors in `skip`, move as they are.
     """
     codec = feedback(codec, skip)
-    params = [name for name in layout.params if layout.dtypes[name].is_floating_point and name not in skip]
+    params = [name for name in layout.floats if name not in skip]
 
     def init(model: Tree, clients: int) -> Tree:
         return {name: x.to(next(iter(model.values())).device) for name, x in codec.init(layout).items()}

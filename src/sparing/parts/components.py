@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.codec import refuse_part
 from sparing.core.errors import MethodError, check_range
 from sparing.core.factors import Shape, matrix_of, sides, weight_of
 from sparing.core.keys import Ctx
@@ -70,7 +71,7 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
             "lowrank looks for matrices, which tensors of a model split into bases do not show; drop "
             "lowrank or split-mix"
         )
-    floats = [name for name in layout.params if name not in skip and layout.dtypes[name].is_floating_point]
+    floats = [name for name in layout.floats if name not in skip]
     matrices = {name: how for name in floats if (how := matrix(layout.shapes[name], rank)) is not None}
     if not matrices:
         raise MethodError("lowrank would factor nothing: no matrix of the model is larger than two of its components")
@@ -81,7 +82,7 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
         if not values:
             return parcel, state
         for name in values:
-            refuse_mask(name, parcel.leaves[name])
+            refuse_part("lowrank", name, parcel.leaves[name])
         here = {name: how for name, how in matrices.items() if name in values}
         found = {name: decomposed(name, seen(values[name], how), how.rank, view.ctx) for name, how in here.items()}
         rest = {name: flat(x) for name, x in values.items() if name not in here}
@@ -131,14 +132,6 @@ def components(layout: Layout, wanted: Wanted = Wanted(), rank: int = 32, skip: 
 def joint(names: Iterable[str]) -> str:
     """What the leaf of all vectors is called."""
     return "".join(JOIN + name for name in names)
-
-
-def refuse_mask(name: str, leaf: Leaf) -> None:
-    if leaf.scope is not None or leaf.told:
-        raise MethodError(
-            f"lowrank factors whole matrices, but only a part of {name!r} is shared; drop what shares a part (psfed, "
-            "prune) or lowrank: personal layers are fine"
-        )
 
 
 def matrix(shape: Shape, rank: int) -> Matrix | None:

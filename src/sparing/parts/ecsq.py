@@ -24,7 +24,7 @@ def ecsq(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
     check_range("ecsq.step", step, 0, 100, open_low=True)
     if over not in ("layer", "model"):
         raise ConfigError(f"ecsq.over is {over!r}; use 'layer' or 'model'")
-    params = frozenset(name for name in layout.params if layout.dtypes[name].is_floating_point)
+    params = frozenset(layout.floats)
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)

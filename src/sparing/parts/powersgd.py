@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from sparing.core.codec import refuse_part
 from sparing.core.errors import MethodError, check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
@@ -50,7 +51,7 @@ def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) 
             if name not in sides:
                 leaves[name] = leaf
                 continue
-            refuse_mask(name, leaf)
+            refuse_part("powersgd", name, leaf)
             m = leaf.value.reshape(-1, *sides[name]).double()
             p = orthonormal(times(m, started(name, old[name], view.ctx)))
             old[name] = times(m.mT, p).to(leaf.value.dtype)
@@ -81,14 +82,6 @@ def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) 
     return Codec(
         encode, decode, schema, init, name="powersgd", lossy=True, traits=frozenset({"basis", "codes", "whole"})
     )
-
-
-def refuse_mask(name: str, leaf: Leaf) -> None:
-    if leaf.scope is not None or leaf.told:
-        raise MethodError(
-            f"powersgd factors whole matrices, but only a part of {name!r} is shared; drop what shares a part (psfed, "
-            "prune) or powersgd: personal layers are fine"
-        )
 
 
 def started(name: str, q: Tensor, ctx: Ctx) -> Tensor:

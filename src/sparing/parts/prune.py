@@ -33,7 +33,7 @@ def pruned(layout: Layout, keep: float = 0.5, over: str = "layer") -> Pruned:
     check_range("prune.keep", keep, 0, 1, open_low=True)
     if over not in ("layer", "model"):
         raise ConfigError(f"prune.over is {over!r}; use 'layer' or 'model'")
-    names = [n for n in layout.params if len(layout.shapes[n]) > 1 and layout.dtypes[n].is_floating_point]
+    names = [n for n in layout.floats if len(layout.shapes[n]) > 1]
     if not names:
         raise MethodError("prune would prune nothing: no weight of the model has two axes; drop it")
     whole = everything(layout)

@@ -120,7 +120,7 @@ def coded(
     traits: frozenset[str] = frozenset(),
 ) -> Codec:
     """Float parameters as int8 codes of `bits` bits and one scale per bucket."""
-    params = float_params(layout)
+    params = frozenset(layout.floats)
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)
@@ -156,7 +156,7 @@ def coded(
 
 def half(layout: Layout, dtype: torch.dtype) -> Codec:
     """Values as float16 or bfloat16; what is too large for the format becomes its largest number."""
-    params, top = float_params(layout), torch.finfo(dtype).max
+    params, top = frozenset(layout.floats), torch.finfo(dtype).max
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)
@@ -178,7 +178,3 @@ def half(layout: Layout, dtype: torch.dtype) -> Codec:
 
     name = "fp16" if dtype == torch.float16 else "bf16"
     return Codec(encode, decode, schema, name=name, lossy=True, traits=frozenset({"codes"}))
-
-
-def float_params(layout: Layout) -> frozenset[str]:
-    return frozenset(name for name in layout.params if layout.dtypes[name].is_floating_point)

@@ -36,7 +36,7 @@ LEVELS = {
 
 def eden(layout: Layout, bits: int = 1, unbiased: bool = True) -> Codec:
     check_range("eden.bits", bits, 1, 4)
-    params = frozenset(name for name in layout.params if layout.dtypes[name].is_floating_point)
+    params = frozenset(layout.floats)
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = dict(parcel.leaves)

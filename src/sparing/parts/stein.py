@@ -54,7 +54,7 @@ class Settings(NamedTuple):
 def stein(layout: Layout, settings: Settings) -> Step:
     """Shrink every parameter tensor by its own c. During `warmup` rounds, and wherever c is not defined, X itself."""
     refuse(settings)
-    s, params = settings, [name for name in layout.params if layout.dtypes[name].is_floating_point]
+    s, params = settings, layout.floats
     betas = GRID if s.learn_beta else (TARGET_BETA if s.beta_role == "coefficient" else s.beta,)
 
     def init(model: Tree, clients: int) -> Tree:

@@ -13,7 +13,7 @@ def dgc(
 
     def apply(method: Method) -> Method:
         layout, home = method.layout, method.share.private | method.share.values
-        names = [n for n in layout.params if layout.dtypes[n].is_floating_point and n not in home]
+        names = [n for n in layout.floats if n not in home]
         codec = parts.dgc(layout, names, lambda t: sparse.topk(layout, share(t), over=over), momentum, clip)
         return method._replace(up=(*method.up, codec))
 

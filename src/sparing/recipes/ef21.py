@@ -14,7 +14,7 @@ def ef21(ratio: float | None = None) -> Recipe:
         if method.up and ratio is not None:
             raise ConfigError(f"ef21.ratio is {ratio}, but ef21 uses {method.up[-1].name!r} before it; drop one")
         layout, home = method.layout, method.share.private | method.share.values
-        names = [n for n in layout.params if layout.dtypes[n].is_floating_point and n not in home]
+        names = [n for n in layout.floats if n not in home]
         codec = chain(*method.up) if method.up else sparse.topk(layout, 0.1 if ratio is None else ratio)
         steps = (*method.blend.steps, parts.estimated(names))
         return method._replace(up=(parts.ef21(layout, names, codec),), blend=method.blend._replace(steps=steps))
