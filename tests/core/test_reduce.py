@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.core import reduce
-from sparing.core.reduce import largest, total
+from sparing.core.reduce import largest, scarce, total
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70)
 
@@ -66,7 +66,19 @@ def test_a_sample_changes_nothing(kind, monkeypatch):
     mixed = largest(x, torch.tensor([0, 5, 4000]))
     monkeypatch.setattr(reduce, "LONG", 100)
     monkeypatch.setattr(reduce, "SAMPLE", 64)
+    monkeypatch.setattr(reduce, "BLOCK", 999)
     for k, wanted in plain.items():
         assert torch.equal(largest(x, k), wanted)
         assert torch.equal(largest(x[1:2], k), wanted[1:2])
     assert torch.equal(largest(x, torch.tensor([0, 5, 4000])), mixed)
+
+
+def test_what_is_scarce(monkeypatch):
+    mask = torch.zeros(80, dtype=torch.bool)
+    mask[[3, 70, 79]] = True
+    assert scarce(mask) is None
+    monkeypatch.setattr(reduce, "LONG", 80)
+    assert scarce(mask).tolist() == [3, 70, 79]
+    assert scarce(torch.zeros(80, dtype=torch.bool)).tolist() == []
+    assert scarce(torch.arange(80) < 10).tolist() == list(range(10))
+    assert scarce(torch.arange(80) < 11) is None

@@ -12,7 +12,7 @@ import pytest
 from reference import tight_codes as slow
 from sparing.core.errors import WireError
 from sparing.core.wire import ans, chances, codes, index, places
-from sparing.core.wire.grid import class_of_kept, tally
+from sparing.core.wire.grid import class_of_kept, half_octaves, octaves, row_of, tally
 from sparing.core.wire.index import Reader, varint
 
 ROOM = 4 << 20
@@ -33,23 +33,28 @@ CROSS = (
 )
 WAVES = rows(*["0 0 1 0 0 0 0 0"] * 3, "1 -1 1 0 0 1 0 -2", *["0 0 1 0 0 0 0 0"] * 4)
 
+STEEP = np.repeat(rows("0 5"), 64)
+STEEP[70] = 4
+
 # ------------------------------------------------------------------------------------------------------ golden bytes
 
 INDICES = [
     ("00", at(3, 0, 1, 2), None),
     ("030702033811", at(1000, 3, 500), None),
-    ("04 02 04340323 02 0012 30", at(1000, 3, 500), None),  # two kept; a head; a number of two bytes; six low bits
-    ("05 04160001 04 56678101 0a 03110004 02 51f8", CROSS, 8),  # a head, 16 levels in a number; 10 of one class
-    ("06 04170004 05 4b393d370a 00 02 06 02 0000", CROSS, 8),  # four classes: 0, 2, 6 and 2 kept, no gaps
-    ("07 021a0007 06 1766a2fed902 00 02 06 02 0000", CROSS, 8),
+    ("04 02 03340323 02 0012 30", at(1000, 3, 500), None),  # two kept; a head; a number of two bytes; six low bits
+    ("05 03170004 05 4b393d370a 00 02 06 02 0000", CROSS, 8),  # 16 levels; four classes: 0, 2, 6 and 2 kept, no gaps
+    ("05 02180007 06 4ed5638b500d 00 02 06 02 0000", CROSS, 8),  # the same with finer levels
+    ("05 00 01 40" + " 00" * 2, np.ones(64, bool), 8),  # all levels 1: one class of 64, no gaps
 ]
 CODES = [
     ("0001", rows(), None),
     ("00 03 f808", rows("0 -1 3 -4"), None),
+    ("00 04 f0c3", rows("0 -1 3 -4"), None),  # wider than it need be
     ("01 000a", rows("5 " * 100), None),
-    ("01 03140004 03 50ee01", rows("0 1 0 -1 0 0 0 2"), None),
-    ("02 021b0007 06 6a67f4ccb20e 030f0003 09 aea2b758786f114001", WAVES, 8),
-    ("04 03 03 02 2f 05 00 03 29", at(40, 7) * np.int8(1) - at(40, 21) * np.int8(3), None),
+    ("01 02140004 03 50ee01", rows("0 1 0 -1 0 0 0 2"), None),
+    ("02 0000 010aff404000807c 02 ac3e", STEEP, 64),  # two rows, two tables
+    ("03 031e0007 06 3cb11b230a56 020f0003 09 aea2b758786f114001", WAVES, 8),
+    ("05 03 03 02 2f 05 00 03 29", at(40, 7) * np.int8(1) - at(40, 21) * np.int8(3), None),
 ]
 
 
@@ -60,53 +65,41 @@ def test_golden_indices(golden: str, bits: np.ndarray, columns: int | None) -> N
     reader = Reader(memoryview(data))
     assert (places.decode(reader, len(bits), columns) == bits).all()
     assert not reader.left
-    assert rewritten_index(data, bits, columns) == data
 
 
 @pytest.mark.parametrize(("golden", "sent", "columns"), CODES)
 def test_golden_codes(golden: str, sent: np.ndarray, columns: int | None) -> None:
     data = bytes.fromhex(golden)
     assert slow.codes(slow.Bytes(data), len(sent), columns) == sent.tolist()
-    assert codes.decode(Reader(memoryview(data)), len(sent), columns).tolist() == sent.tolist()
-    assert rewritten_codes(data, sent, columns, None) == data
+    reader = Reader(memoryview(data))
+    assert codes.decode(reader, len(sent), columns).tolist() == sent.tolist()
+    assert not reader.left
 
 
-def test_golden_codes_of_kept_positions() -> None:
+def test_what_is_written() -> None:
+    kept, symbols = np.flatnonzero(CROSS), codes.zigzag(WAVES)
+    for pieces, (golden, *_) in (
+        (places.gaps_way([np.array([3, 500])], b"\x04")[1](), INDICES[2]),
+        (places.classes_way(kept, 8, 8, octaves)[1](), INDICES[3]),
+        (places.classes_way(kept, 8, 8, half_octaves)[1](), INDICES[4]),
+        (codes.write_packed(rows("0 -1 3 -4")), CODES[1]),
+        (codes.coded(1, codes.zigzag(rows("0 1 0 -1 0 0 0 2")), None)[1](), CODES[4]),
+        (codes.coded(2, codes.zigzag(STEEP), row_of(128, 64, None))[1](), CODES[5]),
+        (codes.told(symbols, 8)[1](), CODES[6]),
+        (codes.sparse(CODES[7][1], None)[1](), CODES[7]),
+    ):
+        assert b"".join(pieces).hex() == golden.replace(" ", "")
+
+
+@pytest.mark.parametrize("golden", ["04 030a0103 03 9bad60", "02 030a0103 03 9bad60"])
+def test_golden_codes_of_kept_positions(golden: str) -> None:
+    """Two sorts of contexts, so few symbols that all share a table."""
     kept = WAVES != 0
-    data = bytes.fromhex("03 040a0103 03 9bad60")
+    data = bytes.fromhex(golden)
     assert slow.codes(slow.Bytes(data), int(kept.sum()), 8, kept.tolist()) == WAVES[kept].tolist()
     assert codes.decode(Reader(memoryview(data)), int(kept.sum()), 8, kept).tolist() == WAVES[kept].tolist()
-
-
-def rewritten_index(data: bytes, bits: np.ndarray, columns: int | None) -> bytes:
-    """The same positions by the same code."""
-    kept, code = np.flatnonzero(bits), data[0]
-    if code < places.GAPS:
-        return b"".join(index.encode(bits))
-    if code == places.GAPS:
-        return b"".join(places.gaps_way([kept], data[:1])[1]())
-    assert columns
-    if not len(kept):  # never written: the heads of the levels, and no class
-        return bytes([code]) + ans.encode(np.zeros(columns + len(bits) // columns, np.uint8))
-    return b"".join(places.classes_way(kept, len(bits) // columns, columns, (code,))[1]())
-
-
-def rewritten_codes(data: bytes, sent: np.ndarray, columns: int | None, kept: np.ndarray | None) -> bytes:
-    code, symbols = data[0], codes.zigzag(sent)
-    if code == codes.PACKED:
-        return b"".join(codes.write_packed(sent))
-    if code == codes.TOLD:
-        assert columns
-        return b"".join(codes.told(symbols, columns)[1]())
-    if code == codes.SPARSE:
-        alive, columns = sent != 0, columns if kept is None else None
-        reader = Reader(memoryview(data))
-        reader.at = 1
-        places.decode(reader, len(sent), columns)
-        where, values = data[1 : reader.at], data[reader.at :]
-        return data[:1] + rewritten_index(where, alive, columns) + rewritten_codes(values, sent[alive], columns, alive)
-    contexts = class_of_kept(kept, columns) if code == codes.KNOWN and kept is not None and columns else None
-    return b"".join(codes.coded(code, symbols, contexts)[1]())
+    contexts = class_of_kept(kept, 8) if data[0] == codes.KNOWN else row_of(int(kept.sum()), 8, kept)
+    assert b"".join(codes.coded(data[0], codes.zigzag(WAVES[kept]), contexts)[1]()) == data
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -115,28 +108,22 @@ def rewritten_codes(data: bytes, sent: np.ndarray, columns: int | None, kept: np
 @pytest.mark.parametrize(
     ("data", "u", "columns", "why"),
     [
-        ("08", 64, 8, "index code 8"),
+        ("06", 64, 8, "index code 6"),
         ("05", 64, None, "index code 5 for 64 positions in no columns"),
         ("05", 64, 4, "index code 5"),
         ("", 64, 8, "index code needs 1 bytes"),
         ("04 41", 64, None, "positions kept in classes"),
         ("04 02 00 40 00", 10, None, "a gap of 65536 or more"),
         ("04 02 00 08", 10, None, "position 17 of 10"),
-        ("04 02 04340323 02 0012 70", 1000, None, "padding after low bits"),
-        ("04 02 04340323 02 0012", 1000, None, "low bits needs 1 bytes"),
-        ("04 02 04350323 02 0012 30", 1000, None, "(not used up|not those of the symbols)"),
-        ("04 02 04340323 03 001200 30", 1000, None, "a number of 3 bytes"),
-        ("04 02 04340323 02 1200 30", 1000, None, "a number of 2 bytes whose last is zero"),
-        ("04 02 04340323 02 0112 30", 1000, None, "(not used up|not those of the symbols|gap)"),
-        ("04 02 05340323", 1000, None, "chances of kind 5"),
-        ("04 02 04800323", 1000, None, "chances of steepness 128"),
-        ("04 02 04342323", 1000, None, "from 35 to 35"),
-        ("05 00 80", 64, 8, "a level of 128"),
-        ("05 00 02", 64, 8, "levels above those of a full matrix"),
-        ("06 00 05 00 03", 800, 8, "levels above those of a full matrix"),  # 100 rows, 8 columns
-        ("06 00 04 00 08", 800, 8, "levels above those of a full matrix"),
-        ("06 00 04 00 07 01 00 00", 800, 8, "levels that are not those of the positions"),
-        ("05 00 01 02 00 00", 64, 8, "levels that are not those of the positions"),
+        ("04 02 03340323 02 0012 70", 1000, None, "padding after low bits"),
+        ("04 02 03340323 02 0012", 1000, None, "low bits needs 1 bytes"),
+        ("04 02 03350323 02 0012 30", 1000, None, "not used up"),
+        ("04 02 03340323 03 001200 30", 1000, None, "a number of 3 bytes"),
+        ("04 02 03340323 02 0013 30", 1000, None, "not used up"),
+        ("04 02 04340323", 1000, None, "chances of kind 4"),
+        ("04 02 03800323", 1000, None, "chances of steepness 128"),
+        ("04 02 03342323", 1000, None, "from 35 to 35"),
+        ("05 00 40", 64, 8, "a level of 64"),
     ],
 )
 def test_bad_indices(data: str, u: int, columns: int | None, why: str) -> None:
@@ -147,16 +134,17 @@ def test_bad_indices(data: str, u: int, columns: int | None, why: str) -> None:
 @pytest.mark.parametrize(
     ("data", "n", "columns", "why"),
     [
-        ("05", 4, None, "value code 5"),
+        ("06", 4, None, "value code 6"),
         ("02", 64, None, "value code 2 for 64 codes in no columns"),
-        ("03", 64, 8, "value code 3"),
+        ("02", 65, 8, "value code 2"),
+        ("02", 8, 8, "value code 2"),
+        ("02", 257, 1, "value code 2"),
+        ("03", 64, None, "value code 3 for 64 codes in no columns"),
+        ("04", 64, 8, "value code 4"),
         ("00 00", 4, None, "codes of 0 bits"),
         ("00 09", 4, None, "codes of 9 bits"),
-        ("00 04 0100", 4, None, "that need 2"),
         ("00 03 f818", 4, None, "padding after codes"),
-        ("04 00 04", 4, None, "sparse codes in sparse codes"),
-        ("04 00 01 00 00", 4, None, "a zero among codes"),
-        ("02 00 00 00 02", 64, 8, "levels that are not those of the codes"),
+        ("05 00 05", 4, None, "sparse codes in sparse codes"),
         ("01 01", 4, None, "last symbol needs 1 bytes"),
         ("01 01 01 ffff", 4, None, "chances add up to"),
         ("01 01 01 000000", 4, None, "the chance of symbol 0"),
@@ -167,50 +155,65 @@ def test_bad_codes(data: str, n: int, columns: int | None, why: str) -> None:
         codes.decode(Reader(memoryview(bytes.fromhex(data))), n, columns)
 
 
+def long_and_dear() -> tuple[np.ndarray, bytes, int]:
+    """Symbols that are dealt out to lanes, their bytes, and where the states begin."""
+    symbols = np.random.default_rng(0).normal(100, 40, 20_000).clip(0, 255).astype(np.uint8)
+    plan = ans.plan(symbols)
+    assert plan.lanes >= ans.FEWEST
+    return symbols, ans.write(plan, symbols, None), len(plan.heads) + len(varint(plan.lanes))
+
+
 def test_bad_lanes() -> None:
-    symbols = np.random.default_rng(0).geometric(0.3, 20_000).astype(np.uint8)
-    data = ans.encode(symbols)
-    head = len(ans.plan(symbols).heads)
+    symbols, data, at = long_and_dear()
     bad = bytearray(data)
-    bad[head + 2 : head + 4] = bytes(2)
-    for broken, why in ((bad, "a state of"), (data[:-2], "words end"), (data[: head + 3], "states needs")):
+    bad[at + 2 : at + 4] = bytes(2)
+    for broken, why in ((bad, "a state of"), (data[:-2], "words end"), (data[: at + 3], "states needs")):
         with pytest.raises(WireError, match=why):
             ans.decode(Reader(memoryview(bytes(broken))), len(symbols))
     bad = bytearray(data)
-    bad[-1] ^= 1
-    with pytest.raises(WireError, match=r"not used up|not those of the symbols|words end"):
+    bad[at] ^= 1
+    with pytest.raises(WireError, match=r"not used up|words end"):
         ans.decode(Reader(memoryview(bytes(bad))), len(symbols))
 
 
-@pytest.mark.parametrize("wrong", ["nothing", "head", "held", "tail"])
-def test_states_must_be_used_up(wrong: str) -> None:
+@pytest.mark.parametrize(
+    ("n", "lanes", "why"),
+    [
+        (20_000, 1025, "1025 lanes for 20000 symbols"),
+        (20_000, 1, "1 lanes for 20000 symbols"),  # 10,000 steps and more
+        ((1 << 18) + 1, 0, "0 lanes for 262145 symbols"),
+        (1 << 24, 1023, "1023 lanes"),
+        (20_000, 2, "states needs 8 bytes"),
+        (1 << 24, 1024, "states needs 4096 bytes"),
+        (1 << 18, 0, "length of a number needs 1 bytes"),
+    ],
+)
+def test_lanes_are_neither_too_few_nor_too_many(n: int, lanes: int, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        ans.decode(Reader(memoryview(bytes.fromhex("02140004") + varint(lanes))), n)
+
+
+def test_states_must_be_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same symbols from states that began elsewhere."""
-    symbols = np.zeros(20_000, np.uint8)
-    symbols[:15_000] = np.random.default_rng(0).geometric(0.3, 15_000)  # the tail has no words for the head's states
-    plan = ans.plan(symbols)
-    lanes = ans.lanes_of(plan)
-    split = len(symbols) - lanes.after
-    first, last = np.full(lanes.head, ans.LOW), np.full(lanes.tail, ans.LOW)
-    last[0] += 5 * (wrong == "tail")
-    tail, words = ans.run(plan, last, symbols[split:], None)
-    assert len(words) < lanes.head
-    first[: len(words)] += words
-    first[0] += (wrong == "head") << 16
-    first[-1] += wrong == "held"
-    head, words = ans.run(plan, first, symbols[:split], None)
-    data = plan.heads + np.concatenate([head, tail]).astype("<u4").tobytes() + words.astype("<u2").tobytes()
-    if wrong == "nothing":
-        assert data == ans.encode(symbols)
-        return
+    symbols, data, _ = long_and_dear()
+    assert (ans.decode(Reader(memoryview(data)), len(symbols)) == symbols).all()
+    monkeypatch.setattr(ans, "LOW", ans.LOW + 5)
+    data = ans.encode(symbols)
+    monkeypatch.undo()
     with pytest.raises(WireError, match="states that are not used up"):
         ans.decode(Reader(memoryview(data)), len(symbols))
 
 
-@pytest.mark.parametrize("gaps", [[0] * 8, [0] + [7] * 7], ids=["one row", "one column"])
-def test_levels_are_checked_on_both_sides(gaps: list[int]) -> None:
-    data = bytes([5, 0, 1, 8]) + ans.encode(np.array(gaps, np.uint8))
-    with pytest.raises(WireError, match="levels that are not those of the positions"):
-        places.decode(Reader(memoryview(data)), 64, 8)
+def test_cheap_symbols_take_few_lanes() -> None:
+    """However many they are: lanes cost bytes."""
+    symbols = np.zeros(250_000, np.uint8)
+    assert len(ans.encode(symbols)) == 2
+    symbols[::50_000] = 1
+    assert ans.plan(symbols).lanes == 0
+    assert len(ans.encode(symbols)) < 600  # 245 numbers, a byte for the length of each
+    many = np.tile(symbols, 20)
+    assert ans.plan(many).lanes == len(many) >> 13
+    assert len(ans.encode(many)) < 4 * (len(many) >> 13) + 200
 
 
 def test_a_wrong_guess_costs_nothing() -> None:
@@ -221,18 +224,19 @@ def test_a_wrong_guess_costs_nothing() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- damage
 
-Case = tuple[bytes, Callable[[Reader], np.ndarray], Callable[[bytes, np.ndarray], bytes], int]
+Read = Callable[[Reader], np.ndarray]
+Case = tuple[bytes, Read, Callable[[slow.Bytes], list], int]
 
 
 def cases() -> list[Case]:
-    """Bytes, how they are read, how what was read is written again, and the memory that reading may take."""
+    """Bytes, how they are read, how the second decoder reads them, and the memory that reading may take."""
     rng, out = np.random.default_rng(0), []
     for side in (8, 20, 60):
         rough = np.exp(1.5 * (rng.normal(size=(side, 1)) + rng.normal(size=side)))
         for scale in (0.02, 0.4, 3.0):
             sent = np.clip(np.round(scale * rough * rng.normal(size=(side, side))), -128, 127).astype(np.int8).ravel()
             out += cases_of(sent, side) if sent.any() else []
-    noise = np.clip(np.round(rng.normal(size=12_000)), -9, 9).astype(np.int8)
+    noise = np.clip(np.round(rng.normal(0, 40, size=12_000)), -128, 127).astype(np.int8)
     return out + cases_of(noise, None)
 
 
@@ -245,18 +249,17 @@ def cases_of(sent: np.ndarray, columns: int | None) -> list[Case]:
     whole = [codes.write_packed(sent), codes.coded(1, symbols, None)[1](), codes.sparse(sent, columns)[1]()]
     parts = [codes.encode(some, columns, alive)]
     if columns:
-        indices += [places.classes_way(kept, n // columns, columns, (code,))[1]() for code in (5, 6, 7)]
-        whole.append(codes.told(symbols, columns)[1]())
-        parts.append(codes.coded(3, codes.zigzag(some), class_of_kept(alive, columns))[1]())
+        indices += [places.classes_way(kept, n // columns, columns, how)[1]() for how in (octaves, half_octaves)]
+        whole += [codes.told(symbols, columns)[1](), codes.coded(2, symbols, row_of(n, columns, None))[1]()]
+        parts.append(codes.coded(4, codes.zigzag(some), class_of_kept(alive, columns))[1]())
     out: list[Case] = []
     for data in map(b"".join, indices):
-        out.append((data, lambda r: places.decode(r, n, columns), lambda d, x: rewritten_index(d, x, columns), room))
+        out.append((data, lambda r: places.decode(r, n, columns), lambda d: slow.index(d, n, columns), room))
     for data in map(b"".join, whole):
-        again: Callable[[bytes, np.ndarray], bytes] = lambda d, x: rewritten_codes(d, x, columns, None)  # noqa: E731
-        out.append((data, lambda r: codes.decode(r, n, columns), again, 2 * room))
+        out.append((data, lambda r: codes.decode(r, n, columns), lambda d: slow.codes(d, n, columns), 2 * room))
     for data in map(b"".join, parts):
-        again = lambda d, x: rewritten_codes(d, x, columns, alive)  # noqa: E731
-        out.append((data, lambda r: codes.decode(r, len(some), columns, alive), again, 2 * room))
+        read: Read = lambda r: codes.decode(r, len(some), columns, alive)  # noqa: E731
+        out.append((data, read, lambda d: slow.codes(d, len(some), columns, alive.tolist()), 2 * room))
     return out
 
 
@@ -279,10 +282,11 @@ def damaged(rng: random.Random, data: bytes, other: bytes) -> bytes:
 
 
 def test_damage_is_refused_or_is_another_message() -> None:
+    """What is accepted, the second decoder reads as well, and from as many bytes."""
     pool, rng = cases(), random.Random(0)
     refused = accepted = 0
     tracemalloc.start()
-    for number in range(1500):
+    for number in range(400):
         data, read, again, room = pool[number % len(pool)]
         bad = damaged(rng, data, rng.choice(pool)[0])
         reader = Reader(memoryview(bad))
@@ -296,20 +300,20 @@ def test_damage_is_refused_or_is_another_message() -> None:
         finally:
             assert tracemalloc.get_traced_memory()[1] - before < room
         accepted += 1
-        assert again(bad[: reader.at], got) == bad[: reader.at]
+        rest = slow.Bytes(bad)
+        assert again(rest) == got.tolist()
+        assert len(rest.data) == reader.left
     tracemalloc.stop()
-    assert refused > 1000
-    assert accepted > 20
+    assert refused > 250
+    assert accepted > 25
 
 
-@pytest.mark.parametrize("code", [4, 5, 6, 7])
-def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code: int) -> None:
+@pytest.mark.parametrize("code", [4, 5])
+@pytest.mark.parametrize("level", [1, 31])
+def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code: int, level: int) -> None:
     side = 2000
     u = side * side
-    data = bytes([4]) + varint(u) + bytes(2)
-    if code > 4:
-        level = {5: 1, 6: side.bit_length(), 7: (side * side).bit_length()}[code]
-        data = bytes([code]) + bytes([0, level] * 2) + varint(u) + bytes(2)
+    data = bytes([code, *([0, level] * 2 if code == 5 else [])]) + varint(u) + bytes(2)
     tracemalloc.start()
     bits = places.decode(Reader(memoryview(data)), u, side)
     peak = tracemalloc.get_traced_memory()[1]
@@ -329,7 +333,7 @@ def test_a_number_is_never_longer_than_its_symbols_can_make_it() -> None:
 
 def test_a_long_number_takes_no_memory() -> None:
     n = 8 << 20
-    data = bytes.fromhex("01 03140004") + varint(n) + b"\x01" * n
+    data = bytes.fromhex("01 02140004") + varint(n) + b"\x01" * n
     tracemalloc.start()
     with pytest.raises(WireError, match=f"a number of {n} bytes for 100 symbols"):
         codes.decode(Reader(memoryview(data)), 100, None)
@@ -380,6 +384,16 @@ def test_close_to_the_entropy(n: int, slack: float, sigma: float) -> None:
     assert len(b"".join(codes.encode(drawn, None))) < (1 + slack) * entropy
 
 
+def test_rows_of_their_own_strength_pay() -> None:
+    rng = np.random.default_rng(0)
+    drawn = np.round(np.array([[40], [10], [3], [1]]) * rng.normal(size=(4, 300))).clip(-127, 127).astype(np.int8)
+    kept = np.repeat([True, False, True, True], 300)
+    for sent, mask in ((drawn.ravel(), None), (drawn.ravel()[kept], kept)):
+        ours, blind = (b"".join(codes.encode(sent, columns, mask)) for columns in (300, None))
+        assert ours[0] == codes.ROWS
+        assert len(ours) < 0.93 * len(blind)
+
+
 def test_clusters_pay() -> None:
     rng = np.random.default_rng(0)
     rough = np.exp(1.5 * (rng.normal(size=(300, 1)) + rng.normal(size=400)))
@@ -412,7 +426,10 @@ def test_every_array_names_its_type() -> None:
                 assert named, f"{file.name}, line {call.lineno}: {ast.unparse(call)}"
 
 
+def test_levels_end_below_64() -> None:
+    assert half_octaves(np.array([(1 << 31) - 1, 1 << 38], np.int64)).tolist() == [62, 62]
+
+
 def test_logarithms_are_close() -> None:
     x = np.array([1, 2, 3, 1023, 1025, 4095, 8191, 10**6 + 7, 2**40 + 1])
     assert np.abs(chances.log2(x) / 4096 - np.log2(x)).max() < 0.0018
-    assert chances.log2(x).tolist() == [slow.log(int(v)) for v in x]

@@ -4,10 +4,9 @@ import importlib.util
 import sys
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +15,11 @@ import torch
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.wire import (
-    chances,
-    codes,
     dense,
     fingerprint,
     from_bytes,
     index,
     nbytes,
-    places,
     schema_of,
     sizes,
     to_bytes,
@@ -349,18 +345,13 @@ def fuzzer() -> ModuleType:
     return module
 
 
-def test_the_fuzzer_knows_every_code(fuzzer: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: dict[str, set[int]] = {}
-    for where, name in ((places, "decode"), (codes, "decode"), (chances, "read")):
-
-        def spy(reader: Reader, *rest: Any, real: Callable = getattr(where, name), key: str = where.__name__) -> Any:
-            seen.setdefault(key.rpartition(".")[2], set()).add(reader.data[reader.at])
-            return real(reader, *rest)
-
-        monkeypatch.setattr(where, name, spy)
-    for sample in fuzzer.samples(seed=1):
-        from_bytes(sample.data, sample.schema)
-    assert seen == {"places": set(range(8)), "codes": set(range(5)), "chances": set(range(5))}
+def test_the_fuzzer_knows_every_code(fuzzer: ModuleType) -> None:
+    seen: Counter[str] = Counter()
+    with fuzzer.counted(seen):
+        for sample in fuzzer.samples(seed=1):
+            from_bytes(sample.data, sample.schema)
+    known = {"index": 4, "places": 6, "codes": 6, "chances": 4}
+    assert set(seen) == {f"{name} {i}" for name, n in known.items() for i in range(n)} | {"read_numbers", "read_lanes"}
 
 
 def test_the_fuzzer_finds_nothing(fuzzer: ModuleType) -> None:
@@ -368,3 +359,26 @@ def test_the_fuzzer_finds_nothing(fuzzer: ModuleType) -> None:
     assert report.crashes == 0
     assert report.reached > 0.3 * report.count
     assert report.valid + report.refused == report.count
+    assert report.measured == report.count // fuzzer.OFTEN
+
+
+def test_the_fuzzer_notices(fuzzer: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """A decoder that crashes, one that takes memory, one that never ends."""
+    real, pool = fuzzer.from_bytes, fuzzer.samples(seed=1, each=1)
+
+    def greedy(data: bytes, schema: Schema) -> Parcel:
+        bytearray(2 * dense(schema) + (5 << 20))
+        return real(data, schema)
+
+    def endless(data: bytes, schema: Schema) -> Parcel:
+        while True:
+            pass
+
+    monkeypatch.setattr(fuzzer, "LONGEST", 0.01)
+    monkeypatch.setattr(fuzzer, "samples", lambda seed: pool)
+    for broken, least in ((lambda data, schema: 1 / 0, 20), (greedy, 1), (endless, 20)):
+        monkeypatch.setattr(fuzzer, "from_bytes", broken)
+        assert fuzzer.fuzz(count=20, seed=1, show=1).crashes >= least
+    assert "ZeroDivisionError" in (said := capsys.readouterr().err)
+    assert "bytes taken" in said
+    assert "takes more than" in said

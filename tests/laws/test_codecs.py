@@ -9,7 +9,7 @@ from sparing.core.codec import chain, feedback
 from sparing.core.parcel import Cut, Parcel, Schema, row, spec_of
 from sparing.core.tree import expand, take
 from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts import components, dgc, ecsq, ef21, powersgd, quant, rotate, sparse
+from sparing.parts import budget, components, dgc, ecsq, ef21, powersgd, quant, rotate, sparse
 from support import make_ctx, small_layout, update_parcel, view_of
 
 LAYOUT = small_layout()
@@ -49,9 +49,12 @@ CODECS = {
     "topk+ecsq": lambda: chain(sparse.topk(LAYOUT, 0.2), ecsq.ecsq(LAYOUT, 0.5)),
     "ecsq+topk": lambda: chain(ecsq.ecsq(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.2)),
     "lowrank": lambda: components.components(LAYOUT),
-    "lowrank budget": lambda: components.components(LAYOUT, components.Wanted(1.0, 200), rank=2),
+    "lowrank 2": lambda: components.components(LAYOUT, 1.0, rank=2),
+    "budget": lambda: budget.budget(LAYOUT, 220),
+    "budget values": lambda: budget.budget(LAYOUT, 200, "values"),
+    "budget components": lambda: budget.budget(LAYOUT, 240, "components"),
 }
-WHOLE = {"powersgd", "ef21", "lowrank", "lowrank budget"}  # no part of a tensor alone
+WHOLE = {"powersgd", "ef21", "lowrank", "lowrank 2"}  # no part of a tensor alone
 KINDS = ["whole", "shared", "per client"]
 
 

@@ -3,13 +3,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from sparing.core.components import matrix
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row
 from sparing.core.registry import find
 from sparing.core.tree import Layout
 from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts.components import Wanted, components, matrix
+from sparing.parts.components import components
 from support import make_ctx, view_of
 
 SHAPES = {"conv": (16, 8, 3, 3), "dense": (60, 40), "bias": (60,), "tiny": (2, 3), "steps": (), "head": (10, 60)}
@@ -40,8 +41,8 @@ class Sent:
     error: float  # of the squared norm
 
 
-def through(parcel, energy=0.9, budget=float("inf"), **options):
-    codec = components(LAYOUT, Wanted(energy, budget), **options)
+def through(parcel, energy=0.9, **options):
+    codec = components(LAYOUT, energy, **options)
     ctx = make_ctx(list(range(parcel.leaves["bias"].value.shape[0])))
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     back = codec.decode(out, ctx)
@@ -88,19 +89,6 @@ def test_more_energy_takes_more_bytes():
     sizes = [through(update(rate=0.8), energy).size for energy in (0.3, 0.6, 0.8, 0.9, 0.95, 0.98)]
     assert sizes == sorted(sizes)
     assert sizes[0] < sizes[-1] / 4
-
-
-@pytest.mark.parametrize("budget", [400, 800, 1500])
-def test_a_budget_is_met_about(budget):
-    for seed in range(3):
-        sent = through(update(seed=seed, rate=0.9), 1.0, budget)
-        assert 0.6 * budget < sent.size < 1.15 * budget
-
-
-def test_the_energy_or_the_budget_whichever_comes_first():
-    parcel = update(rate=0.9)
-    assert through(parcel, 0.5, 3000).size == through(parcel, 0.5).size < through(parcel, 1.0, 3000).size
-    assert through(parcel, 0.95, 600).size == through(parcel, 1.0, 600).size
 
 
 def test_a_cap_on_the_rank_holds():
@@ -156,7 +144,7 @@ def test_a_tensor_far_larger_than_the_rest_gets_a_longer_step_of_its_own():
     layout = Layout({"w": (200, 300), "v": (60, 50)}, dict.fromkeys("wv", torch.float32))
     spike, other = torch.zeros(1, 200, 300), falling(1, 60, 50, torch.Generator().manual_seed(0), 0.9)
     spike[0, 3, 4] = 100.0
-    codec, ctx = components(layout, Wanted(1.0)), make_ctx([0])
+    codec, ctx = components(layout, 1.0), make_ctx([0])
     out, _ = codec.encode(Parcel({"w": Leaf(spike), "v": Leaf(other)}, {}), {}, view_of(ctx))
     assert int(out.leaves["w/p"].value.abs().max()) == 127
     assert float(out.leaves["w/p"].scale) > float(out.leaves["v/p"].scale)
@@ -189,7 +177,7 @@ def test_layers_that_stay_at_home_and_rounds_without_matrices():
 
 
 def test_row_k_has_the_bits_of_that_row_alone_where_the_start_is_drawn():
-    codec, parcel, ctx = components(LAYOUT, Wanted(0.95, 900), rank=4), update(3, rate=0.9), make_ctx([2, 5, 9])
+    codec, parcel, ctx = components(LAYOUT, 0.95, rank=4), update(3, rate=0.9), make_ctx([2, 5, 9])
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     for k in range(3):
         one = slice(k, k + 1)
@@ -211,11 +199,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"lowrank.rank is 0"):
         components(LAYOUT, rank=0)
     with pytest.raises(ConfigError, match=r"lowrank.energy is 1.5"):
-        components(LAYOUT, Wanted(1.5))
-    with pytest.raises(ConfigError, match=r"lowrank.budget is '20 apples'; write a number of bytes, such as"):
-        find("lowrank").make(budget="20 apples")
-    with pytest.raises(ConfigError, match=r"lowrank.budget is 0"):
-        compose(LAYOUT, find("lowrank").make(budget=0))
+        components(LAYOUT, 1.5)
     with pytest.raises(MethodError, match="lowrank would factor nothing"):
         components(Layout({"w": (9,)}, {"w": torch.float32}))
     parcel = update()
@@ -229,15 +213,9 @@ def test_what_makes_no_sense_is_refused():
         compose(LAYOUT, find("topk").make(), find("lowrank").make())
 
 
-def test_memory_is_on_by_default_and_a_budget_is_read_in_words():
+def test_memory_is_on_by_default():
     assert compose(LAYOUT, find("lowrank").make()).memory
     assert not compose(LAYOUT, find("lowrank").make(memory=False)).memory
-    parcel, ctx = update(rate=0.9), make_ctx([0])
-    words, number = (
-        compose(LAYOUT, find("lowrank").make(budget=budget)).up[0].encode(parcel, {}, view_of(ctx))[0]
-        for budget in ("1.2 kB", 1200)
-    )
-    assert to_bytes(words, 0) == to_bytes(number, 0)
 
 
 def test_odd_names_and_empty_tensors_come_back():

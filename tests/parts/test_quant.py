@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparing.core import reduce
 from sparing.core.codec import chain
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
@@ -44,6 +45,31 @@ def test_stochastic_rounding_is_unbiased():
     rounds = 3000
     mean = sum(through(x, codec, t)[1][0] for t in range(rounds)) / rounds
     assert ((mean - x[0]).abs() < 5 * (1 / 3) * 0.5 / math.sqrt(rounds)).all()
+
+
+@pytest.mark.parametrize("scope", [False, True])
+def test_looking_only_at_what_is_sent_changes_nothing(scope, monkeypatch):
+    """Long rows of which little is sent are read there alone; one client sends nothing, one a single value."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 20, 40, generator=rng)
+    keep = torch.rand(4, 20, 40, generator=rng) < 0.05
+    keep[1], keep[2] = False, False
+    keep[2, 7, 9] = True
+    inside = torch.rand(1, 20, 40, generator=rng) < 0.9
+    keep = keep & inside if scope else keep
+    parcel = Parcel({"w": Leaf(torch.where(keep, x, 0.0), inside if scope else None, (keep,))}, {})
+    view, shape = view_of(make_ctx([0, 1, 2, 3])), Layout({"w": (20, 40)}, {"w": torch.float32})
+    for codec in (quant.uniform(shape, 8), quant.uniform(shape, 4, stochastic=True), quant.qsgd(shape, 5, bucket=70)):
+        results = []
+        for long in (1 << 30, 100):
+            monkeypatch.setattr(reduce, "LONG", long)
+            out, _ = codec.encode(parcel, {}, view)
+            results.append((out.leaves["w"], codec.decode(out, view.ctx).leaves["w"].value))
+        (one, back), (other, again) = results
+        assert torch.equal(one.value, other.value)
+        assert torch.equal(one.scale, other.scale)
+        assert torch.equal(back, again)
+        assert one.value.any()
 
 
 def test_zeros_stay_zero_and_an_all_zero_tensor_has_scale_zero():

@@ -42,7 +42,7 @@ METHODS = [
     "topk+ecsq+memory",
     "personal+lowrank+fedavgm",
     [{"psfed": {"per_client": True, "fraction": 0.3}}, {"ecsq": {"over": "layer", "memory": True}}],
-    [{"lowrank": {"budget": "1kB", "rank": 8}}],
+    [{"lowrank": {"energy": 1.0, "rank": 8}}],
     [{"lowrank": {"memory": False}}, "ef21"],
 ]
 
@@ -79,7 +79,21 @@ def test_an_upload_takes_so_many_bits_a_parameter(method, bits):
 
 @pytest.mark.parametrize(
     "method",
-    ["int4", "qsgd", "sign+memory", "stc", "eden", "powersgd", "ef21", "dgc", "drop", "prune", "ecsq", "lowrank"],
+    [
+        "int4",
+        "qsgd",
+        "sign+memory",
+        "stc",
+        "eden",
+        "powersgd",
+        "ef21",
+        "dgc",
+        "drop",
+        "prune",
+        "ecsq",
+        "lowrank",
+        [{"budget": "2kB"}],
+    ],
 )
 def test_explain_knows_what_it_costs(method):
     told = explain(method, "cnn", (1, 8, 8), 10)

@@ -166,10 +166,30 @@ def test_stc_compresses_the_servers_update_as_well_with_a_residual_of_its_own():
     same(rounds, reference.play(PLAIN, moves(), COUNTS, send, lambda t, step, here: downstream(t, "s", step), LOST))
     for name, shape in SHAPES.items():
         np.testing.assert_allclose(
-            rounds[-1].server.blend[f"0/residual/{name}"][0].numpy(), kept["s", name], rtol=1e-4, atol=1e-5
+            rounds[-1].server.past[f"memory/residual/{name}"][0].numpy(), kept["s", name], rtol=1e-4, atol=1e-5
         )
         before = rounds[-2].server.model[name] - rounds[-3].server.model[name]
         assert int((before != 0).sum()) <= topk.count(0.2, int(np.prod(shape))), "the model moves where it is told to"
+
+
+def test_a_broadcast_is_the_servers_update_through_its_own_compressor():
+    """Clients send int4, the server its largest entries after momentum, and keeps what it left out."""
+    made = find("broadcast").make(by=[find("topk").make(ratio=0.3)])
+    recipes = (made, find("int4").make(), find("fedavgm").make(beta=0.5))
+    rounds, _ = drive.play(compose(LAYOUT, *recipes), MODEL, moves(), COUNTS, lost=LOST)
+    velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    downstream, kept = reference.with_memory(lambda t, k, n, x: np.where(topk.largest(x, 0.3), x, 0))
+
+    def after(t, step, here):
+        for name, x in step.items():
+            velocity[name] = 0.5 * velocity[name] + x
+        return downstream(t, "s", dict(velocity))
+
+    def send(t, k, u):
+        return {name: reference.nearest(x, 4) for name, x in u.items()}
+
+    same(rounds, reference.play(PLAIN, moves(), COUNTS, send, after, LOST))
+    assert len(kept) == len(SHAPES)
 
 
 def fresh(rounds, t, k, name, rank):

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import accumulate
 
 
 class Bytes:
@@ -37,16 +38,6 @@ class Bytes:
 # ------------------------------------------------------------------------------------------------------------ chances
 
 
-def log(x: int) -> int:
-    e = x.bit_length() - 1
-    y, t = ((x << 10) >> e) << 30, 0
-    for _ in range(12):
-        y, t = (y * y) >> 40, 2 * t
-        if y >= 1 << 41:
-            y, t = y >> 1, t + 1
-    return 4096 * e + t
-
-
 def chances_of(weights: list[int], b: int) -> list[int]:
     total = sum(weights)
     f = [max((w * (1 << b) + total // 2) // total, 1) if w else 0 for w in weights]
@@ -69,27 +60,14 @@ def mean_of(j: int) -> int:
 @cache
 def family(kind: int, j: int, first: int, last: int, b: int) -> list[int]:
     a, weights = mean_of(j), [0] * 256
-    if kind == 2:
-        powers = [(a << 48) // (a + 128)]
-        for _ in range(60):
-            powers.append(powers[-1] ** 2 >> 48)
-        left = []
-        for s in range(256):
-            v = 1 << 48
-            for i in range(61):
-                if smallest_gap(s) >> i & 1:
-                    v = v * powers[i] >> 48
-            left.append(v)
-        fall = [(x - y) >> 16 for x, y in zip(left, [*left[1:], 0], strict=True)]
-    else:
-        top = a if kind == 3 else 2 * a
-        q = (top << 32) // (top + 128)
-        z, w, by_distance = q * q >> 32, 1 << 32, []
-        for _ in range(130):
-            by_distance.append(w)
-            w = w * q >> 32
-            q = q * z >> 32 if kind == 4 else q
-        fall = [by_distance[max((s + 1) // 2 - (first + 1) // 2, 0)] for s in range(256)]
+    top = a if kind == 2 else 2 * a
+    q = (top << 32) // (top + 128)
+    z, w, by_distance = q * q >> 32, 1 << 32, []
+    for _ in range(130):
+        by_distance.append(w)
+        w = w * q >> 32
+        q = q * z >> 32 if kind == 3 else q
+    fall = [by_distance[max((s + 1) // 2 - (first + 1) // 2, 0)] for s in range(256)]
     for s in range(first, last + 1):
         weights[s] = max(fall[s], 1)
     return chances_of(weights, b)
@@ -112,6 +90,7 @@ def read_head(data: Bytes, b: int) -> list[int]:
             if before:
                 f[s] = (1 << before - 1) + sum(next(stream) << i for i in range(before - 1))
     else:
+        assert kind in (2, 3)
         f = family(kind, data.byte(), data.byte(), data.byte(), b)
     assert sum(f) == 1 << b
     return f
@@ -122,36 +101,6 @@ def unending(data: Bytes) -> Iterator[int]:
         byte = data.byte()
         for j in range(8):
             yield byte >> j & 1
-
-
-def written_table(f: list[int], last: int) -> bytes:
-    bits, before = [], 0
-    for chance in f[: last + 1]:
-        step = chance.bit_length() - before
-        before = chance.bit_length()
-        bits += [0] * (2 * step if step >= 0 else -2 * step - 1) + [1] + [chance >> i & 1 for i in range(before - 1)]
-    bits += [0] * (-len(bits) % 8)
-    return bytes([1, last]) + bytes(sum(bits[i + j] << j for j in range(8)) for i in range(0, len(bits), 8))
-
-
-def head_of(h: list[int], b: int) -> bytes:
-    """The one head of a histogram."""
-    seen = [s for s in range(256) if h[s]]
-    first, last, n = seen[0], seen[-1], sum(h)
-    if first == last:
-        return bytes([0, first])
-    f = chances_of(h, b)
-    tried = [(written_table(f, last), f)]
-    for kind in (2, 3, 4):
-        total = 0
-        for s in seen:
-            distance = (s + 1) // 2 - (first + 1) // 2
-            g, after = smallest_gap(s), smallest_gap(s + 1)
-            total += h[s] * (min((g + after - 1) // 2, 1 << 31) if kind == 2 else distance ** (kind - 2))
-        j = next((j for j in range(128) if mean_of(j) >= 128 * total // n), 127)
-        tried.append((bytes([kind, j, first, last]), family(kind, j, first, last, b)))
-    sizes = [8 * 4096 * len(head) + sum(h[s] * (4096 * b - log(f[s])) for s in seen) for head, f in tried]
-    return tried[sizes.index(min(sizes))][0]
 
 
 # ------------------------------------------------------------------------------------------------------------ symbols
@@ -178,72 +127,46 @@ def symbols(data: Bytes, contexts: list[int]) -> list[int]:
     b = min(max(n.bit_length(), 8), 13)
     counts = Counter(contexts)
     table = tables_of([counts[c] for c in range(max(contexts) + 1)])
-    before = data.data
     f = [read_head(data, b) for _ in range(table[-1] + 1)]
-    heads = before[: len(before) - len(data.data)]
     which = [table[c] for c in contexts]
     slots = [[s for s in range(256) for _ in range(one[s])] for one in f]
-    starts = [[sum(one[:s]) for s in range(256)] for one in f]
+    starts = [[0, *accumulate(one)] for one in f]
 
     def pop(x: int, t: int) -> tuple[int, int]:
         s = slots[t][x % (1 << b)]
         return s, f[t][s] * (x >> b) + x % (1 << b) - starts[t][s]
 
     if all(max(one) == 1 << b for one in f):
-        out = [slots[t][0] for t in which]
-    elif n <= 8192:
-        out = []
-        for at in range(0, n, 1024):
-            raw = data.take(data.varint())
-            assert not raw or raw[-1]
-            x = int.from_bytes(raw, "little")
-            for t in which[at : at + 1024]:
-                s, x = pop(x, t)
-                out.append(s)
-            assert x == 0
-    else:
-        out = lanes(data, which, f, b, pop)
-    pairs = Counter(zip(which, out, strict=True))
-    for t in range(len(f)):
-        mine = head_of([pairs[t, s] for s in range(256)], b)
-        assert heads[: len(mine)] == mine
-        heads = heads[len(mine) :]
+        return [slots[t][0] for t in which]
+    h = data.varint() if n > 8192 else 0
+    assert min(n >> 13, 1024) <= h <= 1024 if h else n <= 1 << 18
+    return lanes(data, which, h, pop) if h else numbers(data, which, pop)
+
+
+def numbers(data: Bytes, which: list[int], pop: Callable) -> list[int]:
+    out = []
+    for at in range(0, len(which), 1024):
+        x = int.from_bytes(data.take(data.varint()), "little")
+        for t in which[at : at + 1024]:
+            s, x = pop(x, t)
+            out.append(s)
+        assert x == 0
     return out
 
 
-def lanes(data: Bytes, which: list[int], f: list[list[int]], b: int, pop: Callable) -> list[int]:
-    n, price = len(which), 0
-    for t, one in enumerate(f):
-        price += which.count(t) * sum(x * (4096 * b - log(x)) for x in one if x) >> b
-    h = 1
-    while 2 * h <= min(max(price >> 23, n >> 10), 4096):
-        h *= 2
-    m = min(17 * h * n * 4096 // max(price, 1), n // 8)
-    head = [int.from_bytes(data.take(4), "little") for _ in range(h)]
-    tail = [int.from_bytes(data.take(4), "little") for _ in range(h // 8)]
-    assert min(head + tail) >= 1 << 16
-
-    def run(states: list[int], which: list[int], word: Callable) -> list[int]:
-        out = []
-        for at in range(0, len(which), len(states)):
-            some = which[at : at + len(states)]
-            for lane, t in enumerate(some):
-                s, states[lane] = pop(states[lane], t)
-                out.append(s)
-            for lane in range(len(some)):
-                if states[lane] < 1 << 16:
-                    states[lane] = states[lane] << 16 | word()
-        return out
-
-    def fresh() -> int:
-        return int.from_bytes(data.take(2), "little")
-
-    out = run(head, which[: n - m], fresh)
-    assert all(x >> 16 == 1 for x in head)
-    held = [x % (1 << 16) for x in head]
-    out += run(tail, which[n - m :], lambda: held.pop(0) if held else fresh())
-    assert set(tail) == {1 << 16}
-    assert not any(held)
+def lanes(data: Bytes, which: list[int], h: int, pop: Callable) -> list[int]:
+    states = [int.from_bytes(data.take(4), "little") for _ in range(h)]
+    assert min(states) >= 1 << 16
+    out = []
+    for at in range(0, len(which), h):
+        some = which[at : at + h]
+        for lane, t in enumerate(some):
+            s, states[lane] = pop(states[lane], t)
+            out.append(s)
+        for lane in range(len(some)):
+            if states[lane] < 1 << 16:
+                states[lane] = states[lane] << 16 | int.from_bytes(data.take(2), "little")
+    assert set(states) == {1 << 16}
     return out
 
 
@@ -258,12 +181,8 @@ def is_matrix(u: int, columns: int | None) -> bool:
 
 def levels(data: Bytes, rows: int, columns: int) -> tuple[list[int], list[int]]:
     out = symbols(data, [0] * rows + [1] * columns)
-    assert max(out) < 128
+    assert max(out) < 64
     return out[:rows], out[rows:]
-
-
-def level_of(code: int, count: int) -> int:
-    return {5: int(count > 0), 6: count.bit_length(), 7: (count * count).bit_length()}[code]
 
 
 def index(data: Bytes, u: int, columns: int | None) -> list[bool]:
@@ -276,6 +195,7 @@ def index(data: Bytes, u: int, columns: int | None) -> list[bool]:
         by_class = {0: list(range(u))}
         kept = set(gaps(data, by_class))
         return [i in kept for i in range(u)]
+    assert code == 5
     assert is_matrix(u, columns)
     assert columns
     of_row, of_column = levels(data, u // columns, columns)
@@ -285,9 +205,6 @@ def index(data: Bytes, u: int, columns: int | None) -> list[bool]:
         if a and b:
             by_class.setdefault(a + b, []).append(i)
     kept = set(gaps(data, dict(sorted(by_class.items()))))
-    by_row, by_column = Counter(i // columns for i in kept), Counter(i % columns for i in kept)
-    assert of_row == [level_of(code, by_row[r]) for r in range(u // columns)]
-    assert of_column == [level_of(code, by_column[c]) for c in range(columns)]
     return [i in kept for i in range(u)]
 
 
@@ -330,37 +247,33 @@ def codes(data: Bytes, n: int, columns: int | None, kept: list[bool] | None = No
     code = data.byte()
     if code == 0:
         w = data.byte()
-        out = [x - (1 << w) if x >> (w - 1) else x for x in data.packed(n, w)]
-        assert w == max([1, *((x if x >= 0 else -1 - x).bit_length() + 1 for x in out)])
-        return out
-    if code == 4:
+        return [x - (1 << w) if x >> (w - 1) else x for x in data.packed(n, w)]
+    if code == 5:
         alive = index(data, n, columns if kept is None else None)
-        assert data.data[0] != 4
-        some = codes(data, sum(alive), columns if kept is None else None, alive)
-        assert all(some)
-        rest = iter(some)
+        assert data.data[0] != 5
+        rest = iter(codes(data, sum(alive), columns if kept is None else None, alive))
         return [next(rest) if there else 0 for there in alive]
+    where = [i for i, there in enumerate(kept if kept is not None else [True] * n) if there]
+    u = n if kept is None else len(kept)
     context = [0] * n
-    told: tuple[list[int], list[int]] | None = None
     if code == 2:
+        assert columns
+        assert u % columns == 0
+        assert 2 <= u // columns <= 256
+        context = [i // columns for i in where]
+    elif code == 3:
         assert kept is None
         assert is_matrix(n, columns)
         assert columns
-        told = levels(data, n // columns, columns)
-        rows, cols = told
-        context = [rows[i // columns] + cols[i % columns] for i in range(n)]
-        context = [c if rows[i // columns] and cols[i % columns] else 0 for i, c in enumerate(context)]
-    elif code == 3:
+        rows, cols = levels(data, n // columns, columns)
+        pairs = [(rows[i // columns], cols[i % columns]) for i in where]
+        context = [a + b if a and b else 0 for a, b in pairs]
+    elif code == 4:
         assert kept is not None
-        assert is_matrix(len(kept), columns)
+        assert is_matrix(u, columns)
         assert columns
-        places = [i for i, there in enumerate(kept) if there]
-        by_row, by_column = Counter(i // columns for i in places), Counter(i % columns for i in places)
-        context = [level_of(7, by_row[i // columns]) + level_of(7, by_column[i % columns]) for i in places]
+        by_row, by_column = Counter(i // columns for i in where), Counter(i % columns for i in where)
+        context = [(by_row[i // columns] ** 2).bit_length() + (by_column[i % columns] ** 2).bit_length() for i in where]
     else:
         assert code == 1
-    out = [s // 2 if s % 2 == 0 else -(s + 1) // 2 for s in symbols(data, context)]
-    if told is not None and columns:
-        assert told[0] == [(sum(map(abs, out[i : i + columns])) ** 2).bit_length() for i in range(0, n, columns)]
-        assert told[1] == [(sum(map(abs, out[i::columns])) ** 2).bit_length() for i in range(columns)]
-    return out
+    return [s // 2 if s % 2 == 0 else -(s + 1) // 2 for s in symbols(data, context)]

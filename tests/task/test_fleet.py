@@ -5,7 +5,10 @@ import torch
 
 import sparing
 from sparing.core.errors import DataError
+from sparing.run.config import study_from
+from sparing.run.start import fleet_of, named_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
+from sparing.task.links import KINDS, rates
 from support import make_ctx
 
 LOCAL = {"epochs": 1, "batch": 32}
@@ -70,7 +73,11 @@ def test_capacity_reaches_the_context(tmp_path):
         (read_trace, "client,from,to\n", "reaches nobody"),
         (read_trace, "client,from,to\n0,1,soon\n", "line 2 holds something that is not a number"),
         (read_trace, "client,from,to\n0,1\n", "line 2"),
+        (read_trace, "client,from,to\n0,1,inf\n", "line 2 holds something that is not a number"),
         (read_capacity, "client,rank\n0,1\n2,1\n", "says nothing of client 1"),
+        (read_capacity, "client,up\n0,1\n1,0\n2,1\n", "client 1 declares up 0; it must be above 0"),
+        (read_capacity, "client,speed\n0,1\n1,1\n2,-4\n", "client 2 declares speed -4; it must be above 0"),
+        (read_capacity, "client,down\n0,1\n1,inf\n2,1\n", "line 3 holds something that is not a number"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, reader, text, words):
@@ -83,6 +90,39 @@ def test_bad_files_are_refused(tmp_path, reader, text, words):
 def test_a_missing_file_is_named():
     with pytest.raises(DataError, match=r"there is no file 'nowhere.csv'"):
         read_trace("nowhere.csv", 3)
+
+
+def test_rates_by_figure_by_kind_and_by_file(tmp_path):
+    assert rates(0, 3) == {}
+    plain = rates(0, 3, up=1.0, speed=200.0)
+    assert {name: x.tolist() for name, x in plain.items()} == {"up": [1.0] * 3, "speed": [200.0] * 3}
+    wifi = rates(0, 2, kind="wifi", speed=9.0)
+    assert {name: x.tolist() for name, x in wifi.items()} == {"up": [15.0] * 2, "down": [60.0] * 2, "speed": [9.0] * 2}
+    path = tmp_path / "devices.csv"
+    path.write_text("client,up\n0,3\n2,0.1\n1,4\n")
+    study = study_from({"task": {"clients": 3}, "fleet": {"links": {"up": 1, "down": 7}, "capacity": str(path)}})
+    fleet = fleet_of(study.fleet, named_task(study), seed=0)
+    assert {name: x.tolist() for name, x in fleet.capacity.items()} == {"up": [3.0, 4.0, 0.1], "down": [7.0] * 3}
+
+
+def test_rates_spread_around_the_figure_keyed_by_client_and_seed():
+    drawn = rates(3, 4000, up=2.0, down=20.0, spread=0.5)
+    for name, middle in (("up", 2.0), ("down", 20.0)):
+        logs = (drawn[name] / middle).log()
+        assert abs(float(logs.mean())) < 5 * 0.5 / math.sqrt(4000)
+        assert abs(float(logs.std()) - 0.5) < 5 * 0.5 / math.sqrt(8000)
+    together = torch.stack([drawn["up"].log(), drawn["down"].log()]).corrcoef()[0, 1]
+    assert abs(float(together)) < 5 / math.sqrt(4000), "up and down are drawn apart"
+    assert torch.equal(rates(3, 10, up=2.0, spread=0.5)["up"], drawn["up"][:10]), "more clients change nobody's link"
+    assert not torch.equal(rates(4, 10, up=2.0, spread=0.5)["up"], drawn["up"][:10])
+    assert all(float(f"{x:.4g}") == x for x in drawn["up"].tolist())
+
+
+def test_mixed_links_are_one_of_each_kind_equally_often():
+    mixed = rates(0, 4000, kind="mixed")
+    pairs = list(zip(mixed["up"].tolist(), mixed["down"].tolist(), strict=True))
+    assert set(pairs) == set(KINDS.values())
+    assert all(abs(pairs.count(one) / 4000 - 0.25) < 5 * math.sqrt(0.1875 / 4000) for one in KINDS.values())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "psfed+topk+int8+memory", "personal+randk+memory"])

@@ -107,6 +107,14 @@ def downlink(method: Method) -> Codec:
     return chain(*method.down)
 
 
+def broadcaster(method: Method) -> Codec:
+    """The server's whole chain, over its update of the parameters; buffers go past it, exactly as they are."""
+    assert method.broadcast is not None
+    codec = past(chain(*method.broadcast.stages), method.layout.buffers)
+    home = method.share.private | method.share.values
+    return feedback(codec, home) if method.broadcast.memory else codec
+
+
 def refuse_unsound(method: Method) -> None:
     for stages in (method.up, method.down):
         refuse_order(stages)
@@ -115,6 +123,8 @@ def refuse_unsound(method: Method) -> None:
     refuse_sums(method)
     refuse_parts(method)
     refuse_leaks(method)
+    if method.broadcast is not None:
+        refuse_broadcast(method, method.broadcast.stages, method.broadcast.memory)
     for step in method.blend.steps:
         step.check(method)
         if method.blend.collect is not None and step.needs_mean:
@@ -204,10 +214,32 @@ def refuse_memory(stages: tuple[Codec, ...]) -> None:
 def refuse_parts(method: Method) -> None:
     """What works on whole tensors cannot follow a share that lets parts of them through."""
     for codec in method.up:
+        if "counts" in codec.traits and method.share.values:
+            raise MethodError(
+                f"{codec.name!r} cannot count {min(method.share.values)!r}, which goes up past it as it is; drop one"
+            )
         if "whole" in codec.traits and method.share.own - method.share.private - method.share.values:
             raise MethodError(
                 f"{codec.name!r} factors whole matrices, but only a part of them is shared; drop what shares a part "
                 f"(psfed) or {codec.name!r}: personal layers are fine"
+            )
+
+
+def refuse_broadcast(method: Method, stages: tuple[Codec, ...], memory: bool) -> None:
+    refuse_order(stages)
+    if memory:
+        refuse_memory(stages)
+    if method.down:
+        raise MethodError(
+            f"broadcast writes the server's update, and {method.down[0].name!r} its values; the download is one or the "
+            "other: drop one"
+        )
+    parts = method.fit is not None or method.share.own - method.share.private - method.share.values
+    for codec in stages:
+        if "whole" in codec.traits and parts:
+            raise MethodError(
+                f"{codec.name!r} factors whole matrices, but clients get parts of them; broadcast by something else, "
+                "such as ecsq, or drop what shares or resizes parts"
             )
 
 

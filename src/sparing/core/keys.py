@@ -64,18 +64,20 @@ class Ctx(NamedTuple):
     first: Tensor | None = None  # [K] true where the server never met the client before
     capacity: dict[str, Tensor] | None = None  # what devices declared, such as rank or bandwidth, each [K]
     held: int = 0  # of all clients: those that never train
+    budget: Tensor | None = None  # [K] most bytes each may upload, where a round has a deadline
 
     def at(self, index: Tensor | slice) -> "Ctx":
         """The same round seen by some of these clients."""
         first = None if self.first is None else self.first[index]
         capacity = {name: x[index] for name, x in self.capacity.items()} if self.capacity else None
-        return self._replace(ids=self.ids[index], n=self.n[index], first=first, capacity=capacity)
+        budget = None if self.budget is None else self.budget[index]
+        return self._replace(ids=self.ids[index], n=self.n[index], first=first, capacity=capacity, budget=budget)
 
     @property
     def common(self) -> "Ctx":
         """One row that every client and the server agree on."""
         one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
-        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None, capacity=None)
+        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None, capacity=None, budget=None)
 
     def keys(self, tag: str) -> Tensor:
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""

@@ -209,6 +209,14 @@ class Privacy(NamedTuple):
     delta: float | None = None  # by default 1 / clients^1.1
 
 
+class Broadcast(NamedTuple):
+    """How the server writes its update, once a round for everyone, after all of its steps; see `core.versions`."""
+
+    stages: tuple[Codec, ...]
+    memory: bool = True  # error feedback: what an update could not say is added to the next
+    seeded: bool = False  # clients build the first model from the seed, so a newcomer misses updates only
+
+
 class Method(NamedTuple):
     """A complete method over one model layout. `compose` builds it, `core.round` runs it."""
 
@@ -225,6 +233,7 @@ class Method(NamedTuple):
     extra: Callable[[Tree], Tree] = nothing  # model -> tensors that stand beside it, such as control variates
     privacy: Privacy | None = None
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
+    broadcast: Broadcast | None = None  # None: clients are sent values, and the model moves by the update itself
 
 
 Recipe = Callable[[Method], Method]

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 from sparing.core.compose import downlink, uplink
+from sparing.core.download import about
 from sparing.core.errors import MethodError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold, sound
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
+from sparing.core.versions import first_past, moved, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -33,10 +35,12 @@ class Server(NamedTuple):
     fit: Tree
     seen: Tensor  # bool [clients]: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
+    past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
 
     def to(self, device: torch.device) -> "Server":
-        model, share, blend, fit = (to(part, device) for part in (self.model, self.share, self.blend, self.fit))
-        return Server(model, share, blend, fit, self.seen.to(device), self.rows)
+        trees = (self.model, self.share, self.blend, self.fit, self.past)
+        model, share, blend, fit, past = (to(part, device) for part in trees)
+        return Server(model, share, blend, fit, self.seen.to(device), self.rows, past)
 
 
 def first_server(
@@ -50,7 +54,8 @@ def first_server(
         blend |= prefixed(str(i), step.init(model, clients))
     fit = method.fit.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool, device=device)
-    return Server(model, looked(method, method.share.init(model), model, gradient), blend, fit, seen, rows)
+    share, past = looked(method, method.share.init(model), model, gradient), first_past(method, model, clients)
+    return Server(model, share, blend, fit, seen, rows, past)
 
 
 def first_row(method: Method, model: Tree) -> Tree:
@@ -84,7 +89,7 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
-    model, notes = served(method, server, ctx)
+    model, notes = models_for(method, server, ctx)
     if method.fit is not None:
         model = method.fit.shrink(server.fit, model, int(method.fit.sizes(ctx)[0]), ctx)
     method = sized(method, ctx)
@@ -94,7 +99,7 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     return downlink(method).encode(parcel, {}, View(ctx.common, model, model, {}))[0]  # all clients draw alike
 
 
-def served(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
+def models_for(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
     """The model, or models, for these K clients, and the numbers that go along."""
     model, notes = server.model, {}
     for i, step in enumerate(method.blend.steps):
@@ -221,7 +226,7 @@ def settle(
     """The cohort is complete: blend, run the server's steps, move the model."""
     report: Report = {"refused": float(fold.roll.refused)} if method.blend.lenient else {}
     if method.blend.lenient and not fold.roll.weight:
-        return server, report
+        return met(server, ctx), report
     blended = fold.mean()
     report["coverage"] = coverage(blended.update, blended.covered, method.layout)
     mine = blended._replace(seen=under("weigh", blended.seen))
@@ -235,15 +240,15 @@ def settle(
         blended = blended._replace(update=update)
         state |= prefixed(str(i), memory)
         report |= said
-    model = dict(server.model)
-    for name, update in blended.update.items():
-        old, mask = server.model[name], blended.covered[name]
-        whole = old.is_floating_point()
-        moved = (old.double() + update).to(old.dtype) if whole else old + update.round().to(old.dtype)
-        model[name] = moved if mask is None else torch.where(mask, moved, old)
+    server = met(server, ctx)
+    past = server.past
+    if method.broadcast is not None:
+        blended, past, said = told(method, server.model, past, blended, ctx)
+        report |= said
+    model = server.model | {
+        name: moved(server.model[name], update, blended.covered.get(name)) for name, update in blended.update.items()
+    }
     refuse_infinite(model, f"after round {ctx.round}")
-    seen = server.seen.clone()
-    seen[ctx.ids.to(seen.device)] = True  # whoever was served, even if nothing came back
     share, said = method.share.learn(server.share, blended, ctx)
     share = looked(method, share, model, gradient)
     report |= said
@@ -253,7 +258,14 @@ def settle(
         report |= said
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
-    return Server(model, share, state, fit, seen, server.rows), report
+    return Server(model, share, state, fit, server.seen, server.rows, past), report
+
+
+def met(server: Server, ctx: Ctx) -> Server:
+    """After these clients were served, whether or not anything came back."""
+    seen = server.seen.clone()
+    seen[ctx.ids.to(seen.device)] = True
+    return server._replace(seen=seen, past=served(server.past, ctx))
 
 
 def looked(method: Method, share: Tree, model: Tree, gradient: Gradient | None) -> Tree:
@@ -283,11 +295,6 @@ def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
 def plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) -> Schema:
     leaves = {name: spec_of(layout.shapes[name], layout.dtypes[name], cut) for name, cut in cuts.items()}
     return Schema(leaves, notes, about)
-
-
-def about(ctx: Ctx) -> str:
-    """Bound into the header, so that a parcel of another seed, round or client is refused."""
-    return f"{ctx.seed}/{ctx.round}/{int(ctx.ids[0])}"
 
 
 def cuts_of(parcel: Parcel) -> Cuts:

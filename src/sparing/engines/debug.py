@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import SparingError, TrainingError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Parcel, each
@@ -19,14 +20,17 @@ from sparing.core.round import (
     begin,
     client,
     incoming,
+    met,
     outgoing,
     put_back,
     schema_down,
     schema_up,
     settle,
 )
+from sparing.core.tree import Tree, sha256
+from sparing.core.versions import NEVER, copy_of
 from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.engines.engine import Evaluation, Job, Outcome, Post, Tally, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, bytes_in, context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
 
@@ -45,30 +49,44 @@ class Debug:
                 ctx = cohort.at(slice(k, k + 1))
                 with stage("writing the download", ctx):
                     down = outgoing(method, server, ctx)
-                    posted = to_bytes(down, 0, f"{about(ctx)}/down")
+                    posted = write_download(server.past, down, ctx)
+                    behind_K, kinds = downloads(server.past, down, ctx)
+                    sent = counted(kinds, posted)
                 with stage("reading the download", ctx):
                     expected = schema_down(method, self.job.initial, ctx)
-                    got = self.here(from_bytes(posted, expected))
-                    self.post(ctx, "down", posted, expected)
+                    got, parts = read_download(method, posted, expected, *self.held(server, ctx), ctx)
+                    if bool(behind_K[0]):
+                        refuse_other(got, down)
+                    self.post(ctx, "down", posted, parts)
+                    ctx = self.job.timed(ctx, sent)
                 with stage("local training and writing the upload", ctx):
                     up, state = client(method, self.bank.read(ctx.ids), got, train, ctx, self.job.fleet.claim)
                     if not method.blend.lenient:
                         refuse_infinite(up, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
-                gone_K = self.job.fleet.vanished(ctx)
+                    back = counted(sizes(up), returned)
+                gone_K = self.job.fleet.gone(ctx, bytes_in(back))
                 if bool(gone_K.all()):
                     state = put_back(method, state, up, gone_K, ctx)
                 else:
                     with stage("reading the upload", ctx):
                         expected = schema_up(method, down, ctx)
                         arrived = self.here(from_bytes(returned, expected))
-                        self.post(ctx, "up", returned, expected)
+                        self.post(ctx, "up", returned, [expected])
                     with stage("blending", ctx):
                         incoming(method, server, fold, down, arrived, ctx)
                 self.bank.write(ctx.ids, state)
-                tally.add(ctx, counted(down, posted), counted(up, returned), up.notes["loss"], gone_K)
-            server, report = settle(method, server, fold, cohort, self.job.gradient) if tally.arrivals else (server, {})
+                tally.add(ctx, sent, back, up.notes["loss"], gone_K)
+            if tally.arrivals:
+                server, report = settle(method, server, fold, cohort, self.job.gradient)
+            else:
+                server, report = met(server, cohort), {}
         return server, tally.outcome(report | stale.report())
+
+    def held(self, server: Server, ctx: Ctx) -> tuple[Tree, int]:
+        """What this client keeps of its last download, replayed here, and the round of it."""
+        served = int(server.past["held"][ctx.ids[0]]) if "held" in server.past else NEVER
+        return copy_of(self.job.method, server.model, server.past, served, ctx), served
 
     def here(self, parcel: Parcel) -> Parcel:
         """Bytes arrive on the CPU; training may happen elsewhere."""
@@ -91,13 +109,19 @@ def stage(what: str, ctx: Ctx) -> Iterator[None]:
         raise SparingError(f"{where}: {type(error).__name__}: {error}") from error
 
 
-def counted(parcel: Parcel, posted: bytes) -> dict[str, Tensor]:
+def counted(kinds: Sizes, posted: bytes) -> Sizes:
     """The sizes by kind, which must add up to the bytes really written."""
-    kinds = sizes(parcel)
     total = sum(int(x[0]) for x in kinds.values())
     if total != len(posted):
         raise SparingError(f"counted {total} bytes but wrote {len(posted)}; this is a bug, please report it")
     return kinds
+
+
+def refuse_other(got: Parcel, meant: Parcel) -> None:
+    """What a client makes of the updates it was sent must be the server's model, in every bit."""
+    one, other = (sha256({name: leaf.value for name, leaf in parcel.leaves.items()}) for parcel in (got, meant))
+    if one != other:
+        raise SparingError("a client's model differs from the server's; this is a bug, please report it")
 
 
 def refuse_infinite(parcel: Parcel, ctx: Ctx) -> None:

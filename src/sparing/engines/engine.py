@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
 
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
-Post = Callable[[Ctx, str, bytes, Schema], None]
-"""Sees a client's parcel on its way "down" or "up", and what the receiver expects."""
+Post = Callable[[Ctx, str, bytes, list[Schema]], None]
+"""Sees what a client is sent "down" or sends "up", and what the receiver expects of each parcel in it."""
 
 
 class Job(NamedTuple):
@@ -57,6 +57,10 @@ class Job(NamedTuple):
             after |= {f"{name}.second": x for name, x in trained.items()}
         return {name: after[name] for name in start}, memory, notes
 
+    def timed(self, ctx: Ctx, down: Sizes) -> Ctx:
+        """The same round, once it is known how much went down to these K clients."""
+        return self.fleet.timed(self.method.local, ctx, bytes_in(down))
+
     def gradient(self, model: Tree) -> Tree:
         """Of the loss on the server's probe set, at its model."""
         assert self.task.probe is not None  # else the run was refused
@@ -86,7 +90,7 @@ class Outcome(NamedTuple):
     loss: Tensor  # [n] mean training loss
     down: Sizes  # value, index, scale, header, notes
     up: Sizes
-    arrived: Tensor  # [n] bool: false for clients that vanished before their upload
+    arrived: Tensor  # [n] bool: false for clients that vanished before their upload, or were late with it
     report: Report
 
 
@@ -142,6 +146,11 @@ def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
     for one in kind.unique():
         for part in order[kind == one].split(size):
             yield ctx.at(part)
+
+
+def bytes_in(sizes: Sizes) -> Tensor:
+    """Of all kinds together: `[K]`, or `[1]` where it is the same for all."""
+    return sum(sizes.values(), torch.tensor(0))
 
 
 class Tally:

@@ -10,7 +10,7 @@ from sparing.core.errors import check_range
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
 from sparing.core.protocols import Codec, View
-from sparing.core.reduce import total
+from sparing.core.reduce import scarce, total
 from sparing.core.tree import Layout, Tree, flat
 
 Write = Callable[[str, Leaf, Tensor, Ctx], tuple[Tensor, Tensor]]
@@ -24,7 +24,8 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
     """
     check_range("bits", bits, 2, 8)
     top = 2 ** (bits - 1) - 1
-    return coded(layout, steps(top, peak, stochastic), bits, f"int{bits}")
+    write = steps(top, peak, stochastic)
+    return coded(layout, write if stochastic else of_sent(write), bits, f"int{bits}")
 
 
 def qsgd(layout: Layout, levels: int, bucket: int | None = None) -> Codec:
@@ -88,6 +89,32 @@ def steps(
     return write
 
 
+def of_sent(write: Write) -> Write:
+    """The same where codes and scales do not depend on the place of a value: what is not sent is not looked at."""
+
+    def few(name: str, leaf: Leaf, rows: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
+        found = sent_at(leaf)
+        if found is None:
+            return write(name, leaf, rows, ctx)
+        codes, scales = torch.zeros(rows.shape, dtype=torch.int8), []
+        for places, row, out in zip(found, rows, codes, strict=True):
+            some, scale = write(name, leaf, row[places][None], ctx)
+            out[places] = some[0].to(torch.int8)
+            scales.append(scale)
+        return codes, torch.cat(scales)
+
+    return few
+
+
+def sent_at(leaf: Leaf) -> list[Tensor] | None:
+    """For each client the places of what it sends, where all send little of a large tensor."""
+    mask = sent(leaf)
+    if mask is None:
+        return None
+    found = [scarce(row) for row in flat(mask.expand_as(leaf.value))]
+    return None if any(places is None for places in found) else [places for places in found if places is not None]
+
+
 def peak(parts: Tensor) -> Tensor:
     """max|v| of every bucket, `[K, b, m]` -> `[K, b]`."""
     return parts.abs().amax(dim=2)
@@ -136,11 +163,19 @@ def coded(
         for name in leaves.keys() & params:
             leaf = leaves[name]
             assert leaf.scale is not None
-            rows = flat(leaf.value.float())
-            value = (bucketed(rows, bucket) * leaf.scale[:, :, None]).flatten(1)[:, : rows.shape[1]]
-            value = value.reshape(leaf.value.shape).to(layout.dtypes[name])
+            value = values(leaf, leaf.scale).reshape(leaf.value.shape).to(layout.dtypes[name])
             leaves[name] = leaf._replace(value=value, scale=None, bits=32)
         return Parcel(leaves, parcel.notes)
+
+    def values(leaf: Leaf, scale: Tensor) -> Tensor:
+        found = sent_at(leaf) if scale.shape[1] == 1 else None
+        if found is None:
+            rows = flat(leaf.value.float())
+            return (bucketed(rows, bucket) * scale[:, :, None]).flatten(1)[:, : rows.shape[1]]
+        out = torch.zeros(len(found), leaf.value[0].numel())
+        for places, row, codes, step in zip(found, out, flat(leaf.value), scale, strict=True):
+            row[places] = codes[places].float() * step
+        return out
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = {

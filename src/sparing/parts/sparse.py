@@ -3,6 +3,7 @@
 Only parameters are thinned out; buffers pass whole.
 """
 
+import logging
 import math
 
 import torch
@@ -12,8 +13,10 @@ from sparing.core.errors import ConfigError, check_range
 from sparing.core.keys import Ctx, hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
 from sparing.core.protocols import Codec, View
-from sparing.core.reduce import largest
+from sparing.core.reduce import largest, total
 from sparing.core.tree import Layout, Tree, column, flat
+
+log = logging.getLogger("sparing")
 
 
 def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer") -> Codec:
@@ -36,11 +39,14 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         groups = [[name] for name in chosen] if over == "layer" else [list(chosen)] if chosen else []
         leaves = dict(parcel.leaves)
         for names in groups:
-            values = torch.cat([flat(chosen[name].value) for name in names], dim=1)
+            rows = [flat(chosen[name].value) for name in names]
+            values = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]
             size_K = torch.stack([entries(chosen[name]) for name in names]).sum(dim=0)
             masks = pick(values, size_K, ratio).split([chosen[name].value[0].numel() for name in names], dim=1)
             for name, mask in zip(names, masks, strict=True):
                 leaves[name] = kept(chosen[name], mask.reshape(chosen[name].value.shape))
+        if chosen and log.isEnabledFor(logging.DEBUG):
+            say_sparsity([leaves[name] for name in chosen])
         return Parcel(leaves, parcel.notes), state
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
@@ -108,6 +114,14 @@ def entries(leaf: Leaf) -> Tensor:
     if leaf.scope is None:
         return torch.full((k,), size, device=leaf.value.device)
     return flat(leaf.scope.expand_as(leaf.value)).sum(dim=1)
+
+
+def say_sparsity(leaves: list[Leaf]) -> None:
+    """A debug line for each client: the share of its entries that are not sent."""
+    sent = torch.stack([total(leaf.value != 0) for leaf in leaves]).sum(dim=0)
+    every = torch.stack([entries(leaf) for leaf in leaves]).sum(dim=0)
+    for share in (sent / every.clamp(min=1)).tolist():
+        log.debug("Sparsity: %.2f%%", 100 * (1 - share))
 
 
 def share_of(size_K: Tensor, ratio: float) -> Tensor:

@@ -1,7 +1,8 @@
 from sparing.core.codec import chain
-from sparing.core.protocols import Method, Recipe
+from sparing.core.errors import MethodError
+from sparing.core.protocols import Broadcast, Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import broadcast, quant, sparse
+from sparing.parts import quant, sparse
 
 
 @recipe("stc", paper="Sattler et al. 2019, arXiv:1903.02891")
@@ -13,7 +14,8 @@ def stc(ratio: float = 0.01, down: bool = True) -> Recipe:
         method = method._replace(up=(*method.up, codec._replace(name="stc")), memory=True)
         if not down:
             return method
-        step = broadcast.broadcast(method.layout, codec, "stc", method.share.private)
-        return method._replace(blend=method.blend._replace(steps=(*method.blend.steps, step)))
+        if method.broadcast is not None:
+            raise MethodError("stc and broadcast both write the server's update; drop one, or set stc.down: false")
+        return method._replace(broadcast=Broadcast((codec._replace(name="stc"),)))
 
     return apply

@@ -1,5 +1,5 @@
-"""Clients as they are: when they can be reached, how often they vanish in mid-round, what their devices can do, and
-which of them lie.
+"""Clients as they are: when they can be reached, how often they vanish in mid-round, what their devices can do, how
+long a round waits for them, and which of them lie.
 
 All of it is keyed: the same seed gives the same absences, whatever the engine and however clients are grouped.
 """
@@ -14,8 +14,10 @@ from torch import Tensor
 
 from sparing.core.errors import DataError, nearest
 from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.protocols import Local
 from sparing.core.tree import Tree
 from sparing.task.attack import Attack
+from sparing.task.clock import ready, room
 
 
 class Fleet(NamedTuple):
@@ -27,6 +29,8 @@ class Fleet(NamedTuple):
     capacity: dict[str, Tensor] = {}  # noqa: RUF012
     held_out: Tensor | None = None  # ids that are never asked
     attack: Attack | None = None
+    latency: float = 0.0  # seconds, paid once each way
+    deadline: float | None = None  # seconds after which a round takes no more uploads
 
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
@@ -52,6 +56,19 @@ class Fleet(NamedTuple):
         """Which of these clients drop out of the round: bool `[K]`."""
         return ctx.uniform("dropout", 1)[:, 0] < self.dropout
 
+    def timed(self, local: Local, ctx: Ctx, down_K: Tensor) -> Ctx:
+        """The same round, once these clients' downloads are known: with how much they may upload by the deadline."""
+        if self.deadline is None:
+            return ctx
+        capacity = ctx.capacity or {}
+        began = ready(self.latency, local, capacity, ctx.n, down_K.to(ctx.n.device))
+        return ctx._replace(budget=room(self.deadline, capacity, began))
+
+    def gone(self, ctx: Ctx, up_K: Tensor) -> Tensor:
+        """Whose upload of so many bytes never arrives, because they vanished or are late: bool `[K]`."""
+        vanished = self.vanished(ctx)
+        return vanished if ctx.budget is None else vanished | (up_K.to(vanished.device) > ctx.budget)
+
     def claim(self, start: Tree, after: Tree, ctx: Ctx) -> Tree:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
@@ -74,7 +91,8 @@ def read_trace(path: str | Path, clients: int) -> Tensor:
 
 
 DECLARED = {"rank": 1.0, "width": 1.0, "up": math.inf, "down": math.inf, "speed": math.inf}
-"""What a device can declare, and the most it can be: rank and width are shares of the full model's."""
+"""What a device can declare, and the most it can be: rank and width are shares of the full model's; up and down are in
+Mbit/s, speed in samples a second."""
 
 
 def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
@@ -97,7 +115,7 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
                 most = f"above 0 and at most {DECLARED[name]:g}" if DECLARED[name] < math.inf else "above 0"
                 raise DataError(f"{path}: client {row['client']:g} declares {name} {row[name]:g}; it must be {most}")
     by_id = {int(row["client"]): row for row in rows}
-    return {name: torch.tensor([by_id[i][name] for i in range(clients)]) for name in names}
+    return {name: torch.tensor([by_id[i][name] for i in range(clients)], dtype=torch.float64) for name in names}
 
 
 def read_rows(path: str | Path, columns: tuple[str, ...], clients: int) -> list[dict[str, float]]:
@@ -109,10 +127,16 @@ def read_rows(path: str | Path, columns: tuple[str, ...], clients: int) -> list[
         if lacking:
             raise DataError(f"{path} has no column {lacking[0]!r}; it needs {', '.join(columns)}")
         try:
-            rows = [{name: float(value) for name, value in row.items()} for row in reader]
+            rows = [{name: number(value) for name, value in row.items()} for row in reader]
         except (TypeError, ValueError):
             raise DataError(f"{path}: line {reader.line_num} holds something that is not a number") from None
     for row in rows:
         if row["client"] not in range(clients):
             raise DataError(f"{path} names client {row['client']:g}; there are clients 0 to {clients - 1}")
     return rows
+
+
+def number(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value

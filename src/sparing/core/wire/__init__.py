@@ -15,11 +15,24 @@ from sparing.core.wire.frame import (
     dense,
     fingerprint,
     from_bytes,
+    hash_in,
     nbytes,
     schema_of,
     sizes,
+    split,
     to_bytes,
     version_of,
 )
 
-__all__ = ["dense", "fingerprint", "from_bytes", "nbytes", "schema_of", "sizes", "to_bytes", "version_of"]
+__all__ = [
+    "dense",
+    "fingerprint",
+    "from_bytes",
+    "hash_in",
+    "nbytes",
+    "schema_of",
+    "sizes",
+    "split",
+    "to_bytes",
+    "version_of",
+]

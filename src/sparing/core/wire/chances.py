@@ -1,15 +1,13 @@
 """Chances of symbols as whole numbers that add up to 2^bits: told in a few bytes, the same on every machine.
 
-A histogram has exactly one head, so a decoder can work out again what it was told. Five kinds compete and the one that
-makes head and symbols shortest wins, the lowest kind where two are equal:
+Four kinds of heads tell them, and the sender takes the one that should make head and symbols shortest:
 
     0 one        one symbol only: that symbol
     1 table      the last symbol, then every chance: bit lengths in unary steps, the bits below the top one plainly
-    2 gaps       chances of the symbols of gaps (`places.py`) that fall off geometrically
-    3 geometric  chances that fall off geometrically to both sides of zero, symbols in zigzag order
-    4 normal     the same with a bell's fall
+    2 geometric  chances that fall off geometrically to both sides of zero, symbols in zigzag order
+    3 normal     the same with a bell's fall
 
-Kinds 2 to 4 are told by their steepness, first and last symbol; between these, every chance is at least 1.
+Kinds 2 and 3 are told by their steepness, first and last symbol; between these, every chance is at least 1.
 """
 
 from functools import cache, lru_cache
@@ -18,7 +16,7 @@ import numpy as np
 
 from sparing.core.wire.index import Reader
 
-ONE, TABLE, GAPS, GEOMETRIC, NORMAL = range(5)
+ONE, TABLE, GEOMETRIC, NORMAL = range(4)
 FINE = 12
 """Bits behind the point of a logarithm."""
 SCALES = 128
@@ -52,10 +50,9 @@ def log2(x: np.ndarray) -> np.ndarray:
     return (exponent.astype(np.int64) - 1 << FINE) + LOGS[(mantissa * 2048).astype(np.int64) - 1024]
 
 
-def price(histogram: np.ndarray, chances: np.ndarray, bits: int) -> int:
-    """What these symbols take at these chances, in 4096ths of a bit."""
-    seen = np.flatnonzero(histogram)
-    return int((histogram[seen] * ((bits << FINE) - log2(chances[seen]))).sum())
+def price(histogram: np.ndarray, chances: np.ndarray, bits: int) -> np.ndarray:
+    """What these symbols take at these chances, in 4096ths of a bit, `[..., 256]` -> `[...]`."""
+    return (histogram * ((bits << FINE) - log2(np.maximum(chances, 1)))).sum(-1)
 
 
 def scaled(weights: np.ndarray, bits: int) -> np.ndarray:
@@ -79,10 +76,13 @@ def head(histogram: np.ndarray, bits: int) -> tuple[bytes, np.ndarray]:
         return bytes([ONE, first]), scaled(histogram, bits)
     exact = scaled(histogram, bits)
     tried = [(written(exact, last), exact)]
-    for kind in (GAPS, GEOMETRIC, NORMAL):
+    for kind in (GEOMETRIC, NORMAL):
         scale = scale_of(kind, histogram, first)
         tried.append((bytes([kind, scale, first, last]), family(kind, scale, first, last, bits)))
-    return min(tried, key=lambda one: (len(one[0]) << FINE + 3) + price(histogram, one[1], bits))
+    sizes = (np.array([len(told) for told, _ in tried], np.int64) << FINE + 3) + price(
+        histogram, np.stack([chances for _, chances in tried]), bits
+    )
+    return tried[int(sizes.argmin())]
 
 
 def read(reader: Reader, bits: int) -> np.ndarray:
@@ -144,48 +144,24 @@ def read_table(reader: Reader, bits: int) -> np.ndarray:
 # ---------------------------------------------------------------------------------------------------------- families
 
 
-def gap_starts() -> np.ndarray:
-    """The first gap of every symbol: 0 to 15 one by one, then four symbols an octave."""
-    return np.array([s if s < 16 else 4 + s % 4 << s // 4 - 2 for s in range(4 * 60)] + [1 << 60] * 16, np.int64)
-
-
 ZIGZAG = np.arange(256, dtype=np.int64) + 1 >> 1
-STARTS = gap_starts()
-MIDDLES = (STARTS + np.append(STARTS[1:], 1 << 60) - 1) // 2
 
 
 def scale_of(kind: int, histogram: np.ndarray, first: int) -> int:
     """The steepness whose mean (for a bell: mean square) comes next."""
-    sizes = np.minimum(MIDDLES, 1 << 31) if kind == GAPS else ZIGZAG - ZIGZAG[first]
+    sizes = ZIGZAG - ZIGZAG[first]
     mean = int((histogram * (sizes * sizes if kind == NORMAL else sizes)).sum()) * 128 // int(histogram.sum())
     return min(int(np.searchsorted(MEANS, mean)), SCALES - 1)
 
 
 @lru_cache(512)
 def family(kind: int, scale: int, first: int, last: int, bits: int) -> np.ndarray:
-    mean = int(MEANS[scale])
-    falls = gap_falls(mean) if kind == GAPS else two_sided_falls(kind, mean)[ZIGZAG - ZIGZAG[first]]
+    falls = two_sided_falls(kind, int(MEANS[scale]))[ZIGZAG - ZIGZAG[first]]
     weights = np.zeros(256, np.int64)
     weights[first : last + 1] = np.maximum(falls[first : last + 1], 1)
     out = scaled(weights, bits)
     out.setflags(write=False)
     return out
-
-
-@cache
-def gap_falls(mean: int) -> np.ndarray:
-    """r^start - r^end of every symbol, r = mean / (mean + 1), in 2^-32."""
-    power = [(mean << 48) // (mean + 128)]  # r^(2^j)
-    for _ in range(60):
-        power.append(power[-1] * power[-1] >> 48)
-    left = []
-    for start in STARTS.tolist():
-        x = 1 << 48
-        for j in range(start.bit_length()):
-            if start >> j & 1:
-                x = x * power[j] >> 48
-        left.append(x)
-    return np.array([a - b >> 16 for a, b in zip(left, [*left[1:], 0], strict=True)], np.int64)
 
 
 @cache

@@ -2,11 +2,12 @@
 
     0 packed    one byte, the narrowest width w that holds them all; then w bits each, two's complement
     1 plain     every code entropy-coded
-    2 told      the codes being a matrix: levels of how large they are in every row and column, then every code
+    2 rows      every code entropy-coded, the number of its row as context, rows being few
+    3 told      the codes being a matrix: levels of how large they are in every row and column, then every code
                 entropy-coded in its class (`grid.py`)
-    3 known     the codes being the kept positions of a matrix that the reader knows by now: every code entropy-coded
+    4 known     the codes being the kept positions of a matrix that the reader knows by now: every code entropy-coded
                 in the class of its position, by how many are kept in its row and column
-    4 sparse    which are not zero (`places.py`), then those by code 1 or 3
+    5 sparse    which are not zero (`places.py`), then those by another code
 
 Entropy coding takes codes in zigzag order: 0, -1, 1, -2, ... as 0, 1, 2, 3, ...
 
@@ -17,11 +18,13 @@ Entropy coding takes codes in zigzag order: 0, -1, 1, -2, ... as 0, 1, 2, 3, ...
 import numpy as np
 
 from sparing.core.wire import ans, places
-from sparing.core.wire.grid import class_of, class_of_kept, half_octaves, is_matrix, read_levels, write_levels
+from sparing.core.wire.grid import class_of, class_of_kept, half_octaves, is_matrix, levels_way, read_levels, row_of
 from sparing.core.wire.index import Reader, pack, packed_size, unpack
 from sparing.core.wire.places import Way
 
-PACKED, PLAIN, TOLD, KNOWN, SPARSE = range(5)
+PACKED, PLAIN, ROWS, TOLD, KNOWN, SPARSE = range(6)
+SMALL = 1 << 16
+"""Up to so many codes, everything is tried; beyond, what promises most."""
 
 
 def encode(codes: np.ndarray, columns: int | None, kept: np.ndarray | None = None) -> list[bytes]:
@@ -35,7 +38,9 @@ def encode(codes: np.ndarray, columns: int | None, kept: np.ndarray | None = Non
 def way(codes: np.ndarray, columns: int | None, kept: np.ndarray | None) -> Way:
     symbols, zeros = zigzag(codes), len(codes) - int(np.count_nonzero(codes))
     packed: Way = (2 + packed_size(len(codes), narrowest(codes)), lambda: write_packed(codes))
-    tried, small = [coded(PLAIN, symbols, None)], len(codes) <= places.SMALL
+    tried, small = [coded(PLAIN, symbols, None)], len(codes) <= SMALL
+    if columns and has_rows(len(codes) if kept is None else len(kept), columns):
+        tried.append(coded(ROWS, symbols, row_of(len(codes), columns, kept)))
     if kept is not None and columns and is_matrix(len(kept), columns):
         tried.append(coded(KNOWN, symbols, class_of_kept(kept, columns)))
     if kept is None and columns and is_matrix(len(codes), columns) and (small or 32 * zeros < 31 * len(codes)):
@@ -45,23 +50,30 @@ def way(codes: np.ndarray, columns: int | None, kept: np.ndarray | None) -> Way:
     return places.shortest(packed, tried)
 
 
-def coded(code: int, symbols: np.ndarray, contexts: np.ndarray | None, head: bytes = b"") -> Way:
+def coded(code: int, symbols: np.ndarray, contexts: np.ndarray | None) -> Way:
     plan = ans.plan(symbols, contexts)
-    return 1 + len(head) + plan.size, lambda: [bytes([code]), head, ans.write(plan, symbols, contexts)]
+    return 1 + plan.size, lambda: [bytes([code]), ans.write(plan, symbols, contexts)]
+
+
+def has_rows(u: int, columns: int) -> bool:
+    """Whether the rows of u positions are few enough to be contexts."""
+    return columns < u <= 256 * columns and u % columns == 0
 
 
 def decode(reader: Reader, n: int, columns: int | None, kept: np.ndarray | None = None) -> np.ndarray:
     """int8 `[n]` from the reader."""
-    start = reader.at
+    start, u = reader.at, n if kept is None else len(kept)
     code = reader.byte("value code")
     if code == PACKED:
         return read_packed(reader, n)
     if code == PLAIN:
         return unzigzag(ans.decode(reader, n))
-    if code == KNOWN and kept is not None and columns and is_matrix(len(kept), columns):
-        return unzigzag(ans.decode(reader, n, class_of_kept(kept, columns)))
+    if code == ROWS and columns and has_rows(u, columns):
+        return unzigzag(ans.decode(reader, n, row_of(n, columns, kept)))
     if code == TOLD and kept is None and columns and is_matrix(n, columns):
-        return read_told(reader, n, columns)
+        return unzigzag(ans.decode(reader, n, class_of(*read_levels(reader, n // columns, columns))))
+    if code == KNOWN and kept is not None and columns and is_matrix(u, columns):
+        return unzigzag(ans.decode(reader, n, class_of_kept(kept, columns)))
     if code != SPARSE:
         reader.refuse(f"value code {code} for {n} codes in {columns or 'no'} columns", start)
     return read_sparse(reader, n, columns if kept is None else None)
@@ -106,8 +118,6 @@ def read_packed(reader: Reader, n: int) -> np.ndarray:
     codes <<= 8 - width
     codes = codes.view(np.int8)
     codes >>= 8 - width
-    if width != narrowest(codes):
-        reader.refuse(f"codes of {width} bits that need {narrowest(codes)}", start)
     return codes
 
 
@@ -125,11 +135,8 @@ def read_sparse(reader: Reader, n: int, columns: int | None) -> np.ndarray:
     alive = places.decode(reader, n, columns)
     if reader.left and reader.data[reader.at] == SPARSE:
         reader.refuse("sparse codes in sparse codes", start)
-    some = decode(reader, int(np.count_nonzero(alive)), columns, alive)
-    if not some.all():
-        reader.refuse("a zero among codes that are not zero", start)
     codes = np.zeros(n, np.int8)
-    codes[alive] = some
+    codes[alive] = decode(reader, int(np.count_nonzero(alive)), columns, alive)
     return codes
 
 
@@ -137,18 +144,14 @@ def read_sparse(reader: Reader, n: int, columns: int | None) -> np.ndarray:
 
 
 def told(symbols: np.ndarray, columns: int) -> Way:
-    rows, sums = (half_octaves(x) for x in sums_of(symbols, columns))
-    return coded(TOLD, symbols, class_of(rows, sums), write_levels(rows, sums))
+    levels = tuple(half_octaves(sums) for sums in sums_of(symbols, columns))
+    (size, write_levels), (rest, write) = levels_way(*levels), coded(TOLD, symbols, class_of(*levels))
 
+    def written() -> list[bytes]:
+        code, body = write()
+        return [code, write_levels(), body]
 
-def read_told(reader: Reader, n: int, columns: int) -> np.ndarray:
-    start = reader.at
-    levels = read_levels(reader, n // columns, columns)
-    symbols = ans.decode(reader, n, class_of(*levels))
-    for mine, sums in zip(levels, sums_of(symbols, columns), strict=True):
-        if (half_octaves(sums) != mine).any():
-            reader.refuse("levels that are not those of the codes", start)
-    return unzigzag(symbols)
+    return size + rest, written
 
 
 def sums_of(symbols: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:

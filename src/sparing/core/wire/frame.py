@@ -149,8 +149,43 @@ def read_header(reader: Reader, schema: Schema) -> None:
         raise WireError(f"wire version {version}, but these leaves are written in version {version_of(schema)}")
 
 
+def split(data: Buffer | bytearray) -> list[memoryview]:
+    """Parcels that stand one behind the other, at least one; every one tells its own length.
+
+    >>> one = to_bytes(Parcel({}, {}), 0)
+    >>> [bytes(part) == one for part in split(one + one)]
+    [True, True]
+    """
+    rest, parts = memoryview(data).cast("B"), []
+    while len(rest) or not parts:
+        reader = Reader(rest)
+        _, _, body = read_opening(reader)
+        end = reader.at + body + CRC
+        parts.append(rest[:end])
+        rest = rest[end:]
+    return parts
+
+
+def hash_in(data: Buffer) -> bytes:
+    """The schema hash that a parcel begins with."""
+    return read_opening(Reader(memoryview(data).cast("B")))[1]
+
+
 def read_frame(reader: Reader) -> tuple[int, bytes]:
     """What can be checked without a schema; gives the version and the hash, and leaves the reader with the body."""
+    data = reader.data
+    version, seen, body = read_opening(reader)
+    if body < reader.left - CRC:
+        raise WireError(f"{reader.left - CRC - body} bytes behind the parcel; pass exactly one parcel")
+    reader.end -= CRC
+    crc, told = zlib.crc32(data[: reader.end]), int.from_bytes(data[reader.end :], "little")
+    if crc != told:
+        raise WireError(f"checksum {crc:08x}, the parcel says {told:08x}: damaged on the way; send it again")
+    return version, seen
+
+
+def read_opening(reader: Reader) -> tuple[int, bytes, int]:
+    """Version, schema hash and length of the body, of which so many bytes and a checksum are there."""
     data = reader.data
     if len(data) < SHORTEST:
         raise WireError(f"truncated: {len(data)} bytes, no parcel has less than {SHORTEST}; send it again")
@@ -162,13 +197,7 @@ def read_frame(reader: Reader) -> tuple[int, bytes]:
     body = reader.varint("body length")
     if body > reader.left - CRC:
         raise WireError(f"truncated: {body} bytes of body promised, {max(reader.left - CRC, 0)} came; send it again")
-    if body < reader.left - CRC:
-        raise WireError(f"{reader.left - CRC - body} bytes behind the parcel; pass exactly one parcel")
-    reader.end -= CRC
-    crc, told = zlib.crc32(data[: reader.end]), int.from_bytes(data[reader.end :], "little")
-    if crc != told:
-        raise WireError(f"checksum {crc:08x}, the parcel says {told:08x}: damaged on the way; send it again")
-    return version, seen
+    return version, seen, body
 
 
 # --------------------------------------------------------------------------------------------------------- counting

@@ -1,17 +1,20 @@
-"""Matrices whose rows and columns have levels: 0 where nothing is, higher where more is.
+"""Matrices whose rows and columns have levels: 0 where nothing is, higher where more is, as the sender sees fit.
 
 A position's class is the level of its row plus the level of its column; where one of the two is 0, it has none. Within
 a class, positions are numbered in C order. Neither end ever sorts a matrix: a position's number is how many of its
 class lie in the rows before, and how many columns of its column's level lie before it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from sparing.core.wire import ans
 from sparing.core.wire.index import Reader
+
+LEVELS = 64
+"""Levels are below it, so that there are few classes."""
 
 
 class Grid(NamedTuple):
@@ -25,7 +28,7 @@ class Grid(NamedTuple):
 
 
 def grid(rows: np.ndarray, columns: np.ndarray) -> Grid:
-    widths, heights = np.bincount(columns, minlength=128), np.bincount(rows, minlength=128)
+    widths, heights = np.bincount(columns, minlength=LEVELS), np.bincount(rows, minlength=LEVELS)
     first = np.cumsum(widths) - widths
     widths[0] = heights[0] = 0
     sizes = sizes_of(heights, widths)
@@ -36,7 +39,7 @@ def grid(rows: np.ndarray, columns: np.ndarray) -> Grid:
 
 
 def sizes_of(heights: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """How many positions every class has, `[255]`."""
+    """How many positions every class has, `[127]`."""
     return np.convolve(heights, widths)
 
 
@@ -53,6 +56,7 @@ def half_octaves(counts: np.ndarray) -> np.ndarray:
     >>> half_octaves(np.array([0, 1, 2, 3, 4]))
     array([0, 1, 3, 4, 5], dtype=uint8)
     """
+    counts = np.minimum(counts, (1 << 31) - 1)
     twice = 2 * octaves(counts).astype(np.int64)
     return np.maximum(twice - (counts * counts < 1 << np.maximum(twice - 1, 0)), 0).astype(np.uint8)
 
@@ -72,12 +76,22 @@ def class_of(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
     """Of every kept position of bool `[u]`, by how many are kept in its row and in its column, in half octaves."""
+    few = 8 * np.count_nonzero(bits) <= len(bits)  # else they take too much memory to be found only once
+    found = [*kept_in(bits, columns, len(bits))] if few else None
     by_row, by_column = np.zeros(len(bits) // columns, np.int64), np.zeros(columns, np.int64)
-    for row, column in kept_in(bits, columns):
+    for row, column in found or kept_in(bits, columns):
         tally(by_row, row)
         tally(by_column, column)
     rows, levels = half_octaves(by_row), half_octaves(by_column)
-    return np.concatenate([rows[row] + levels[column] for row, column in kept_in(bits, columns)])
+    return np.concatenate([rows[row] + levels[column] for row, column in found or kept_in(bits, columns)])
+
+
+def row_of(n: int, columns: int, kept: np.ndarray | None) -> np.ndarray:
+    """The row of each of n positions, or of those that are kept, uint8."""
+    if kept is None:
+        return np.repeat(np.arange(n // columns, dtype=np.uint8), columns)
+    each = np.count_nonzero(kept.reshape(-1, columns), axis=1)
+    return np.repeat(np.arange(len(each), dtype=np.uint8), each)
 
 
 def tally(counts: np.ndarray, places: np.ndarray) -> None:
@@ -89,9 +103,9 @@ def tally(counts: np.ndarray, places: np.ndarray) -> None:
         np.add.at(counts, places, 1)
 
 
-def kept_in(bits: np.ndarray, columns: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def kept_in(bits: np.ndarray, columns: int, block: int = 1 << 18) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows and columns of the kept positions, a block at a time."""
-    for at in ans.blocks(len(bits), 1 << 18):
+    for at in ans.blocks(len(bits), block):
         places = np.flatnonzero(bits[at])
         places += at.start
         row = places // columns
@@ -100,8 +114,8 @@ def kept_in(bits: np.ndarray, columns: int) -> Iterator[tuple[np.ndarray, np.nda
 
 def ends(g: Grid, kind: int) -> np.ndarray:
     """How many positions of a class lie in the rows up to each, itself included."""
-    widths = np.zeros(128, np.int64)
-    levels = np.arange(max(1, kind - 127), min(kind, 128), dtype=np.int64)
+    widths = np.zeros(LEVELS, np.int64)
+    levels = np.arange(max(1, kind - LEVELS + 1), min(kind, LEVELS), dtype=np.int64)
     widths[levels] = g.widths[kind - levels]
     found = widths[g.rows]
     return np.cumsum(found, out=found)
@@ -114,7 +128,7 @@ def numbers(g: Grid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
     rank -= g.first[g.columns]
     kinds = g.rows[row] + g.columns[column]
     order = np.argsort(kinds, kind="stable")
-    stops = np.cumsum(np.bincount(kinds, minlength=255))
+    stops = np.cumsum(np.bincount(kinds, minlength=2 * LEVELS))
     out = []
     for kind in g.classes:
         some = order[stops[kind - 1] : stops[kind]]
@@ -133,16 +147,18 @@ def positions(g: Grid, kind: int, upto: np.ndarray, some: np.ndarray) -> tuple[n
 # ------------------------------------------------------------------------------------------------- levels on the wire
 
 
-def write_levels(rows: np.ndarray, columns: np.ndarray) -> bytes:
-    """Those of the rows, then those of the columns: two contexts."""
-    return ans.encode(np.concatenate([rows, columns]), sides(len(rows), len(columns)))
+def levels_way(rows: np.ndarray, columns: np.ndarray) -> tuple[int, Callable[[], bytes]]:
+    """Those of the rows, then those of the columns: two contexts. Bytes in all, nearly, and the writing."""
+    levels, contexts = np.concatenate([rows, columns]), sides(len(rows), len(columns))
+    plan = ans.plan(levels, contexts)
+    return plan.size, lambda: ans.write(plan, levels, contexts)
 
 
 def read_levels(reader: Reader, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     start = reader.at
     levels = ans.decode(reader, rows + columns, sides(rows, columns))
-    if levels.max() > 127:
-        reader.refuse(f"a level of {levels.max()}, at most 127 are known", start)
+    if levels.max() >= LEVELS:
+        reader.refuse(f"a level of {levels.max()}, at most {LEVELS - 1} are known", start)
     return levels[:rows], levels[rows:]
 
 

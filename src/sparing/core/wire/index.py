@@ -188,14 +188,15 @@ class Plan(NamedTuple):
     quotients: int = 0  # sum of what remains of the gaps, = zeros in the unary part
 
 
-def plan(bits: np.ndarray) -> Plan:
-    """The shortest code for bool `[u]`."""
+def plan(bits: np.ndarray, places: np.ndarray | None = None) -> Plan:
+    """The shortest code for bool `[u]`; whoever has the kept positions may give them."""
     count = int(np.count_nonzero(bits))
     if count in (0, len(bits)):
         return Plan(ALL if count == len(bits) else NONE)
-    skipped = last_true(bits) + 1 - count
+    skipped = (last_true(bits) if places is None else int(places[-1])) + 1 - count
     low = low_bits(count, skipped)
-    quotients = sum(int((gaps >> low).sum()) for gaps in gap_blocks(bits)) if low else skipped
+    every = gap_blocks(bits) if places is None else [np.diff(places, prepend=-1) - 1]
+    quotients = sum(int((gaps >> low).sum()) for gaps in every) if low else skipped
     wins = rice_size(count, low, quotients) < packed_size(len(bits), 1)
     return Plan(RICE, low, count, quotients) if wins else Plan(BITMAP)
 

@@ -2,10 +2,9 @@
 
     0 to 3     as `index.py` writes them
     4 gaps     how many positions were skipped before each kept one, entropy-coded
-    5 to 7     the same class by class (`grid.py`), the universe being a matrix
+    5 classes  the same class by class (`grid.py`), the universe being a matrix
 
-Kept positions cluster: some rows and columns of a matrix hold most of them. Levels of rows and columns tell whether
-anything is kept there (code 5), the bit length of how many (6), or twice as fine (7).
+Kept positions cluster: some rows and columns of a matrix hold most of them.
 
     >>> bits = np.zeros(1000, dtype=bool)
     >>> bits[[3, 500]] = True
@@ -18,27 +17,25 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from sparing.core.wire import ans, index
-from sparing.core.wire.chances import FINE, STARTS, log2
+from sparing.core.wire.chances import FINE, log2
 from sparing.core.wire.grid import (
+    LEVELS,
     ends,
     grid,
     half_octaves,
     is_matrix,
+    levels_way,
     numbers,
     octaves,
     positions,
     read_levels,
     sizes_of,
-    tally,
-    write_levels,
 )
 from sparing.core.wire.index import Reader, packed_size, rice_size, varint
 
-GAPS, SIDES, OCTAVES, HALVES = 4, 5, 6, 7
+GAPS, CLASSES = 4, 5
 BLOCK = 1 << 16
 """Gaps whose low bits are written together."""
-SMALL = 1 << 16
-"""Up to so many kept positions or codes, everything is tried; beyond, what promises most."""
 LOG_E = 5909
 """log2 of e in 4096ths."""
 
@@ -53,7 +50,8 @@ def encode(bits: np.ndarray, columns: int | None) -> list[bytes]:
 
 
 def way(bits: np.ndarray, columns: int | None) -> Way:
-    plain = index.plan(bits)
+    places = np.flatnonzero(bits)
+    plain = index.plan(bits, places)
     size = 1
     if plain.code == index.RICE:
         size += rice_size(plain.kept, plain.low, plain.quotients)
@@ -61,12 +59,9 @@ def way(bits: np.ndarray, columns: int | None) -> Way:
         size += packed_size(len(bits), 1)
     tried: list[Way] = []
     if size > 1:
-        places = np.flatnonzero(bits)
         tried.append(gaps_way([places], bytes([GAPS])))
         if columns and is_matrix(len(bits), columns):
-            every = (SIDES, OCTAVES, HALVES)
-            for codes in ((code,) for code in every) if len(places) <= SMALL else (every,):
-                tried.append(classes_way(places, len(bits) // columns, columns, codes))
+            tried.append(classes_way(places, len(bits) // columns, columns))
     return shortest((size, lambda: index.encode(bits)), tried)
 
 
@@ -88,8 +83,8 @@ def decode(reader: Reader, u: int, columns: int | None) -> np.ndarray:
     if code < GAPS:
         reader.at = start
         return index.decode(reader, u)
-    if code > GAPS and columns and code <= HALVES and is_matrix(u, columns):
-        return read_classes(reader, code, u // columns, columns)
+    if code == CLASSES and columns and is_matrix(u, columns):
+        return read_classes(reader, u // columns, columns)
     if code != GAPS:
         reader.refuse(f"index code {code} for {u} positions in {columns or 'no'} columns", start)
     pieces = read_gaps(reader, [u])
@@ -161,6 +156,8 @@ def symbols_of(gaps: np.ndarray) -> np.ndarray:
     return np.where(gaps < 16, gaps, 4 * octave + (gaps >> np.maximum(octave - 2, 0) & 3)).astype(np.uint8)
 
 
+STARTS = np.array([s if s < 16 else 4 + s % 4 << s // 4 - 2 for s in range(240)] + [1 << 60] * 16, np.int64)
+"""The smallest gap of every symbol."""
 WIDTHS = np.array([s // 4 - 2 if s >= 16 else 0 for s in range(256)], np.int64)
 """How many low bits of a gap its symbol leaves open."""
 
@@ -190,29 +187,24 @@ def read_low(reader: Reader, symbols: np.ndarray) -> np.ndarray:
 # ----------------------------------------------------------------------------------------------------------- classes
 
 
-def level(code: int, counts: np.ndarray) -> np.ndarray:
-    if code == HALVES:
-        return half_octaves(counts)
-    return (counts > 0).astype(np.uint8) if code == SIDES else octaves(counts)
-
-
-def classes_way(places: np.ndarray, rows: int, columns: int, codes: tuple[int, ...] = (SIDES, OCTAVES, HALVES)) -> Way:
-    """One of the codes, chosen by what perfect ones would take."""
+def classes_way(places: np.ndarray, rows: int, columns: int, level: Callable | None = None) -> Way:
+    """Levels by how many are kept, in octaves or halves of them: by what perfect codes would take."""
     row = places // columns
     column = places - row * columns
     counts = np.bincount(row, minlength=rows), np.bincount(column, minlength=columns)
-    levels = {code: (level(code, counts[0]), level(code, counts[1])) for code in codes}
-    code = min(levels, key=lambda code: guess(*levels[code], row, column))
-    g = grid(*levels[code])
-    return gaps_way(numbers(g, row, column), bytes([code]) + write_levels(g.rows, g.columns))
+    tried = [(how(counts[0]), how(counts[1])) for how in ((octaves, half_octaves) if level is None else (level,))]
+    g = grid(*min(tried, key=lambda levels: guess(*levels, row, column)))
+    size, write_levels = levels_way(g.rows, g.columns)
+    gaps, write = gaps_way(numbers(g, row, column), b"")
+    return 1 + size + gaps, lambda: [bytes([CLASSES]), write_levels(), *write()]
 
 
 def guess(rows: np.ndarray, columns: np.ndarray, row: np.ndarray, column: np.ndarray) -> int:
     """What levels and positions should take, in 4096ths of a bit; a class is given five bytes."""
-    heights, widths = np.bincount(rows, minlength=128), np.bincount(columns, minlength=128)
+    heights, widths = np.bincount(rows, minlength=LEVELS), np.bincount(columns, minlength=LEVELS)
     price = entropy(heights) + entropy(widths)
     heights[0] = widths[0] = 0
-    sizes, kept = sizes_of(heights, widths), np.bincount(rows[row] + columns[column], minlength=255)
+    sizes, kept = sizes_of(heights, widths), np.bincount(rows[row] + columns[column], minlength=2 * LEVELS - 1)
     some = np.minimum(kept, sizes - kept)
     n, u = some[some > 0], sizes[some > 0]
     return price + int((n * (log2(u) - log2(n) + LOG_E - LOG_E * n // (2 * u))).sum()) + (len(n) * 5 << FINE + 3)
@@ -223,22 +215,13 @@ def entropy(histogram: np.ndarray) -> int:
     return int((some * (log2(some.sum(keepdims=True)) - log2(some))).sum())
 
 
-def read_classes(reader: Reader, code: int, rows: int, columns: int) -> np.ndarray:
-    start = reader.at
+def read_classes(reader: Reader, rows: int, columns: int) -> np.ndarray:
     g = grid(*read_levels(reader, rows, columns))
-    if (np.array([g.rows.max(), g.columns.max()], np.uint8) > level(code, np.array([columns, rows], np.int64))).any():
-        reader.refuse("levels above those of a full matrix", start)  # classes are few where rows are many
-    pieces = read_gaps(reader, g.sizes)
     bits = np.zeros(rows * columns, bool)
-    by_row, by_column = np.zeros(rows, np.int64), np.zeros(columns, np.int64)
-    last, upto = -1, by_row
-    for number, some in pieces:
+    last, upto = -1, bits
+    for number, some in read_gaps(reader, g.sizes):
         if number != last:
             last, upto = number, ends(g, g.classes[number])
         row, column = positions(g, g.classes[number], upto, some)
         bits[row * columns + column] = True
-        tally(by_row, row)
-        tally(by_column, column)
-    if (level(code, by_row) != g.rows).any() or (level(code, by_column) != g.columns).any():
-        reader.refuse("levels that are not those of the positions", start)
     return bits

@@ -1,0 +1,89 @@
+"""A client's download where the server broadcasts: both ends. `docs/wire.md` says how it is laid out.
+
+The updates that a client misses, one parcel each, and a last one with its notes; or the whole model in one parcel,
+whichever is shorter. Where the server does not broadcast, a download is what `round.outgoing` gives.
+"""
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import WireError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, each
+from sparing.core.protocols import Method
+from sparing.core.tree import Tree
+from sparing.core.versions import at, frame_schema, onward, table
+from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, split, to_bytes
+
+
+def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
+    """Who of these K clients is sent updates instead of `down`, and what everyone's download takes, by kind."""
+    whole = {kind: x.cpu() for kind, x in sizes(down).items()}
+    if not fits(past, down):
+        return torch.zeros(len(ctx.ids), dtype=torch.bool), whole
+    held_K = past["held"][ctx.ids].cpu()
+    rounds, lengths = table(past)
+    first_K = torch.searchsorted(torch.tensor(rounds, dtype=torch.int64), held_K)
+    own = torch.stack([x.cpu().expand(len(held_K)) for x in sizes(Parcel({}, down.notes)).values()], dim=1)
+    less = dict(zip(whole, (lengths[first_K] + own).unbind(1), strict=True))
+    behind_K = (held_K >= past["from"].cpu()) & (sum(less.values()) < sum(whole.values()))
+    return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
+
+
+def fits(past: Tree, down: Parcel) -> bool:
+    """Whether this download is the whole model, as everyone gets it."""
+    return "held" in past and all(leaf.scope is None and leaf.value.shape[0] == 1 for leaf in down.leaves.values())
+
+
+def write_download(past: Tree, down: Parcel, ctx: Ctx) -> bytes:
+    """One client's download (K = 1): the updates it misses and its notes, or `down` as it is."""
+    if not bool(downloads(past, down, ctx)[0][0]):
+        return to_bytes(down, 0, f"{about(ctx)}/down")
+    held = int(past["held"][ctx.ids[0]])
+    missed = [t for t in table(past)[0] if t >= held]
+    parts = [past[f"frame/{t}"].cpu().numpy().tobytes() for t in missed]
+    return b"".join((*parts, to_bytes(Parcel({}, down.notes), 0, closing(ctx, held, missed))))
+
+
+def read_download(
+    method: Method, data: bytes, whole: Schema, copy: Tree, held: int, ctx: Ctx
+) -> tuple[Parcel, list[Schema]]:
+    """What `write_download` stood for, read by a client (K = 1) that was last served in round `held`.
+
+    It holds `copy` since then, nothing if that is too long ago, and expects the schema `whole` where the whole model
+    comes. Also gives what it expected of each parcel.
+    """
+    *updates, last = split(data)
+    device = ctx.ids.device
+    if not copy or (not updates and hash_in(last) == fingerprint(whole)):
+        return each(from_bytes(data, whole), lambda x: x.to(device)), [whole]
+    schemas, rounds, t = [], [], held
+    for part in updates:
+        t, schema = next_update(method, hash_in(part), t, ctx)
+        copy = onward(method, copy, bytes(part), at(ctx, t))
+        schemas, rounds, t = [*schemas, schema], [*rounds, t], t + 1
+    own = Schema({}, whole.notes, closing(ctx, held, rounds))
+    notes = each(from_bytes(last, own), lambda x: x.to(device)).notes
+    return Parcel({name: Leaf(copy[name]) for name in whole.leaves}, notes), [*schemas, own]
+
+
+def next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Schema]:
+    """The round, from t on, whose update has this hash. There may be rounds in which the model did not move."""
+    for later in range(t, ctx.round):
+        schema = frame_schema(method, at(ctx, later))
+        if fingerprint(schema) == seen:
+            return later, schema
+    raise WireError(
+        f"schema hash {seen.hex()} is that of no update from round {t} to {ctx.round - 1}; the two sides differ in "
+        "method or in what this client holds: start both from the same config, or ask for the whole model"
+    )
+
+
+def closing(ctx: Ctx, held: int, rounds: list[int]) -> str:
+    """Binds a client's last parcel to the updates before it: none can be left out."""
+    return f"{about(ctx)}/down/{','.join(map(str, (held, *rounds)))}"
+
+
+def about(ctx: Ctx) -> str:
+    """Bound into the header, so that a parcel of another seed, round or client is refused."""
+    return f"{ctx.seed}/{ctx.round}/{int(ctx.ids[0])}"

@@ -1,0 +1,168 @@
+"""Versions of the model: what a broadcasting server remembers, so that a download is only what a client misses.
+
+Such a server writes its update once a round, for everyone, and moves its model by what those bytes say. Whoever was
+served in a round holds, bit for bit, the model that the server had then. So nothing is kept of a client but the round
+in which it was last served; beside that there are the bytes of the last updates and the model before them, the base.
+
+    a download    the updates that a client misses, one parcel each, and one with its notes; or the whole model,
+                  whichever is shorter
+    the base      moves on once the updates after it are together no shorter than the model: nobody would be sent
+                  all of them, and the server never keeps more than about two models
+
+As a Tree: `held` [clients], the round each was last served in; `from`, the first round from which somebody can be
+brought up to date; `frame/ROUND` and `size/ROUND` of every update, `base/NAME` where there is one; and `memory/...`,
+what updates could not say yet.
+"""
+
+import torch
+from torch import Tensor
+
+from sparing.core.compose import broadcaster
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each
+from sparing.core.protocols import Blended, Method, Report, View
+from sparing.core.tree import Tree, prefixed, under
+from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
+
+NEVER = -1
+
+
+def known(method: Method) -> list[str]:
+    """The tensors that every client holds as the server does; none where clients get parts or models of their own."""
+    share = method.share
+    alone = any(step.serve is not None and not step.notes for step in method.blend.steps)
+    if method.broadcast is None or method.fit is not None or share.own != share.private or alone:
+        return []
+    return [name for name in method.layout.shapes if name not in share.private]
+
+
+def first_past(method: Method, model: Tree, clients: int) -> Tree:
+    """What a server that broadcasts remembers before the first round; nothing, for others."""
+    if method.broadcast is None:
+        return {}
+    device = next(iter(model.values())).device
+    past = {f"memory/{name}": x.to(device) for name, x in broadcaster(method).init(method.layout).items()}
+    if known(method):
+        began = 1 if method.broadcast.seeded else NEVER  # round 1 begins with the first model
+        past["held"] = torch.full((clients,), began, dtype=torch.int64, device=device)
+        past["from"] = torch.zeros(1, dtype=torch.int64, device=device)
+    return past
+
+
+def served(past: Tree, ctx: Ctx) -> Tree:
+    """These clients now hold the model that this round began with."""
+    if "held" not in past:
+        return past
+    held = past["held"].clone()
+    held[ctx.ids.to(held.device)] = ctx.round
+    return past | {"held": held}
+
+
+def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
+    """One tensor of a model after an update, float64; where the mask is false it stays."""
+    new = (old.double() + update).to(old.dtype) if old.is_floating_point() else old + update.round().to(old.dtype)
+    return new if mask is None else torch.where(mask, new, old)
+
+
+# ------------------------------------------------------------------------------------------------ the server's update
+
+
+def told(method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Report]:
+    """The blended update as everyone will read it, and what is remembered of it."""
+    layout, codec, here = method.layout, broadcaster(method), at(ctx, ctx.round)
+    covered = {name: None if mask is None or bool(mask.all()) else mask for name, mask in blended.covered.items()}
+    common = known(method)
+    whole = bool(common) and all(covered.get(name) is None for name in common)
+    update = ({name: torch.zeros_like(model[name]).double() for name in common} if whole else {}) | blended.update
+    names = [name for name in layout.floats if name in update and name not in method.share.values]
+    leaves = {name: Leaf(update[name].to(layout.dtypes[name]), scope=covered.get(name)) for name in names}
+    if whole:
+        leaves |= {name: Leaf(moved(model[name], update[name])) for name in common if name in layout.buffers}
+    parcel, memory = codec.encode(Parcel(leaves, {}), under("memory", past), View(here, {}, {}, {}))
+    past = past | prefixed("memory", memory)
+    if whole:
+        data = to_bytes(parcel, 0, frame_about(ctx))
+        past = added(method, model, past, data, parcel, ctx)
+        decoded = read_frame(method, data, frame_schema(method, here), here)
+    else:
+        past = without(past, ctx.round) if common else past
+        decoded = codec.decode(parcel, here)
+    update = update | {name: decoded.leaves[name].value.double() for name in names}
+    return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(nbytes(parcel)[0])}
+
+
+def added(method: Method, model: Tree, past: Tree, data: bytes, parcel: Parcel, ctx: Ctx) -> Tree:
+    """With one more update; those that nobody would be sent any more are merged into the base."""
+    device, base = past["from"].device, under("base", past) or {name: model[name] for name in known(method)}
+    past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)}
+    past[f"size/{ctx.round}"] = torch.cat(list(sizes(parcel).values())).to(device)
+    notes = {name: torch.zeros(1, n) for step in method.blend.steps for name, n in step.notes.items()}
+    most = int(nbytes(Parcel({name: Leaf(model[name]) for name in base}, notes))[0])
+    rounds, lengths = table(past)
+    least = lengths.sum(1) + int(nbytes(Parcel({}, notes))[0])
+    gone = rounds[: int((least[:-1] >= most).sum())]  # lengths fall from first to last
+    if len(gone) == len(rounds):
+        return without(past, ctx.round)
+    for t in gone:
+        base = onward(method, base, past[f"frame/{t}"], at(ctx, t))
+    return (without(past, gone[-1]) if gone else past) | prefixed("base", base)
+
+
+def without(past: Tree, last: int) -> Tree:
+    """No update up to that of round `last`, and no base."""
+
+    def stays(name: str) -> bool:
+        kind, _, t = name.partition("/")
+        return kind != "base" and (kind not in ("frame", "size") or int(t) > last)
+
+    return {name: x for name, x in past.items() if stays(name)} | {"from": torch.full_like(past["from"], last + 1)}
+
+
+def table(past: Tree) -> tuple[list[int], Tensor]:
+    """The rounds whose updates are there, and the bytes by kind of all from each on, `[rounds + 1, kinds]`."""
+    rounds = sorted(map(int, under("frame", past)))
+    rows = [past[f"size/{t}"].cpu() for t in rounds] + [torch.zeros(5, dtype=torch.int64)]
+    return rounds, torch.stack(rows).flip(0).cumsum(0).flip(0)
+
+
+def onward(method: Method, copy: Tree, data: Tensor | bytes, here: Ctx) -> Tree:
+    """A copy of the model after the update in these bytes: the same operations as on the server."""
+    got = read_frame(method, data, frame_schema(method, here), here).leaves
+    return {
+        name: got[name].value if name in method.layout.buffers else moved(x, got[name].value.double())
+        for name, x in copy.items()
+    }
+
+
+def read_frame(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
+    raw = data.cpu().numpy().tobytes() if isinstance(data, Tensor) else data
+    parcel = each(from_bytes(raw, schema), lambda x: x.to(here.ids.device))
+    return broadcaster(method).decode(parcel, here)
+
+
+def frame_schema(method: Method, here: Ctx) -> Schema:
+    """What everyone expects of the update of this round."""
+    names = known(method)
+    names = [name for name in method.layout.floats if name in names] + [n for n in names if n in method.layout.buffers]
+    leaves = {name: Spec(method.layout.shapes[name], method.layout.dtypes[name]) for name in names}
+    return broadcaster(method).schema(Schema(leaves, {}, frame_about(here)), here)
+
+
+def frame_about(ctx: Ctx) -> str:
+    return f"{ctx.seed}/{ctx.round}/all/update"
+
+
+def at(ctx: Ctx, t: int) -> Ctx:
+    """What everyone knows of round t, whoever took part in it."""
+    return ctx.common._replace(round=t, cohort=1)
+
+
+def copy_of(method: Method, model: Tree, past: Tree, held: int, ctx: Ctx) -> Tree:
+    """The model as clients last served in round `held` hold it; empty if that is too long ago."""
+    if "held" not in past or held < int(past["from"]):
+        return {}
+    copy = under("base", past) or {name: model[name] for name in known(method)}
+    for t in table(past)[0]:
+        if t < held:
+            copy = onward(method, copy, past[f"frame/{t}"], at(ctx, t))
+    return copy

@@ -1,0 +1,36 @@
+import re
+from typing import Literal
+
+from sparing.core.errors import ConfigError
+from sparing.core.protocols import Method, Recipe
+from sparing.core.registry import recipe
+from sparing.parts import budget as parts
+
+UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6}
+
+
+@recipe("budget", paper="ours; after Shoham and Gersho 1988, doi:10.1109/29.90373")
+def budget(
+    bytes: int | str | None = None,
+    by: Literal["best", "values", "components"] = "best",
+    memory: bool = True,
+) -> Recipe:
+    """Send at most so many bytes, values or components of each layer as finely as these buy most."""
+    most = float("inf") if bytes is None else bytes_in(bytes)
+
+    def apply(method: Method) -> Method:
+        codec = parts.budget(method.layout, most, by, method.share.private)
+        return method._replace(up=(*method.up, codec), memory=method.memory or memory)
+
+    return apply
+
+
+def bytes_in(text: int | str) -> float:
+    """
+    >>> bytes_in("20kB"), bytes_in(500)
+    (20000.0, 500.0)
+    """
+    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(B|kB|MB|)\s*", str(text))
+    if not found:
+        raise ConfigError(f"budget.bytes is {text!r}; write a number of bytes, such as 20000 or 20kB")
+    return float(found[1]) * UNITS[found[2]]

@@ -1,0 +1,400 @@
+"""A byte budget: never exceeded, mostly used, spent where it buys most."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import sparing
+from sparing.core.codec import feedback
+from sparing.core.compose import compose
+from sparing.core.errors import ConfigError, MethodError
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each, row
+from sparing.core.registry import find
+from sparing.core.tree import Layout
+from sparing.core.wire import from_bytes, nbytes, to_bytes
+from sparing.core.worth import fitted
+from sparing.parts.budget import budget
+from support import make_ctx, view_of
+
+SHAPES = {"conv": (16, 8, 3, 3), "dense": (60, 40), "bias": (60,), "tiny": (2, 3), "steps": (), "head": (10, 60)}
+LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32) | {"steps": torch.int64}, frozenset({"steps"}))
+FLOATS = LAYOUT.params
+WAYS = ("best", "values", "components")
+
+
+def falling(k, m, n, g, rate):
+    u, v = (torch.linalg.qr(torch.randn(k, side, min(m, n), generator=g)).Q for side in (m, n))
+    return (u * rate ** torch.arange(min(m, n))) @ v.mT
+
+
+def update(k=1, seed=0, rate=0.7, **changed):
+    """Matrices whose components fall by a factor, the convolution's as [filters * height, channels * width]."""
+    g = torch.Generator().manual_seed(seed)
+    conv = falling(k, 48, 24, g, rate).reshape(k, 16, 3, 8, 3).transpose(2, 3).contiguous()
+    values = {"conv": conv, "dense": falling(k, 60, 40, g, rate), "bias": 0.05 * torch.randn(k, 60, generator=g)}
+    values |= {"tiny": 0.1 * torch.randn(k, 2, 3, generator=g), "steps": torch.full((k,), 7)}
+    values |= {"head": falling(k, 10, 60, g, rate)} | changed
+    return Parcel({name: Leaf(x) for name, x in values.items()}, {"n": torch.ones(k), "loss": torch.zeros(k)})
+
+
+def noise(seed=0, k=1):
+    g = torch.Generator().manual_seed(seed)
+    return update(k, **{name: torch.randn(k, *SHAPES[name], generator=g) for name in FLOATS})
+
+
+def through(parcel, most, by="best", layout=LAYOUT):
+    """What is sent, its bytes, and the share of the squared norm that is lost."""
+    codec, ctx = budget(layout, most, by), make_ctx(list(range(len(parcel.notes["n"]))))
+    out, _ = codec.encode(parcel, {}, view_of(ctx))
+    back = codec.decode(out, ctx)
+    names = [name for name in layout.floats if name in parcel.leaves]
+    lost = sum(float((back.leaves[n].value - parcel.leaves[n].value).double().square().sum()) for n in names)
+    whole = sum(float(parcel.leaves[n].value.double().square().sum()) for n in names)
+    return out, nbytes(out), lost / whole if whole else lost
+
+
+# ------------------------------------------------------------------------------------------------------------- bytes
+
+
+@pytest.mark.parametrize("by", WAYS)
+@pytest.mark.parametrize("most", [300, 1200])
+def test_a_budget_is_used_but_never_exceeded(most, by):
+    for parcel in (update(seed=1), update(seed=2, rate=0.9), noise()):
+        size = int(through(parcel, most, by)[1][0])
+        assert size <= most
+        assert size > 0.9 * most
+
+
+def test_more_bytes_buy_more():
+    for by in WAYS:
+        errors = [through(update(rate=0.85), most, by)[2] for most in (200, 600, 1800)]
+        assert errors == sorted(errors, reverse=True)
+        assert errors[0] < 1
+        assert errors[-1] < errors[0] / 3
+
+
+def test_what_is_too_much_for_eight_bits_is_not_used_up():
+    _, size, error = through(update(), 1e6)
+    assert int(size[0]) < 8000
+    assert error < 1e-4
+
+
+TREES = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.lists(st.integers(1, 12), min_size=0, max_size=4).map(tuple),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    TREES, st.integers(0, 99), st.integers(1, 400), st.sampled_from(["normal", "heavy", "one", "equal"]), st.booleans()
+)
+def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
+    layout = Layout(shapes, dict.fromkeys(shapes, torch.float32))
+    g = torch.Generator().manual_seed(seed)
+    leaves = {}
+    for name, shape in shapes.items():
+        x = torch.randn(2, *shape, generator=g)
+        x = {"normal": x, "heavy": x**7, "one": x * (x.abs() == x.abs().max()), "equal": torch.ones_like(x)}[kind]
+        scope = torch.rand(2, *shape, generator=g) < 0.5 if masked and name < "d" else None
+        leaves[name] = Leaf(x if scope is None else x * scope, scope=scope)
+    parcel = Parcel(leaves, {"n": torch.ones(2)})
+    codec, ctx = budget(layout, 1e9), make_ctx([3, 8])._replace(budget=torch.tensor([40.0 + more, 5.0]).double())
+    out, _ = codec.encode(parcel, {}, view_of(ctx))
+    nothing = nbytes(codec.encode(parcel, {}, view_of(ctx._replace(budget=torch.zeros(2).double())))[0])
+    size = nbytes(out)
+    assert int(size[0]) <= max(40 + more, int(nothing[0]))
+    assert int(size[1]) == int(nothing[1]), "too little for anything: as little as possible"
+    for k in range(2):
+        plain = Schema(
+            {
+                n: Spec(s, scope=None if leaves[n].scope is None else leaves[n].scope[k : k + 1])
+                for n, s in shapes.items()
+            },
+            {"n": 1},
+        )
+        got = from_bytes(to_bytes(out, k), codec.schema(plain, ctx))
+        back, here = codec.decode(got, ctx).leaves, codec.decode(row(out, k), ctx).leaves
+        for name, leaf in leaves.items():
+            assert torch.equal(back[name].value, here[name].value)
+            off = (back[name].value - leaf.value[k : k + 1]).double()
+            assert bool(off.isfinite().all())
+            assert leaf.scope is None or not back[name].value[~leaf.scope[k : k + 1]].any()
+    lost, whole = (
+        sum(float(x[1].double().square().sum()) for x in tree)
+        for tree in (
+            [codec.decode(out, ctx).leaves[n].value - leaves[n].value for n in shapes],
+            [x.value for x in leaves.values()],
+        )
+    )
+    assert lost <= whole * (1 + 1e-9)
+
+
+def test_every_client_has_its_own_budget_where_the_round_has_a_deadline():
+    parcel, codec = update(4, rate=0.9), budget(LAYOUT, 1500)
+    rooms = torch.tensor([400.0, 900.0, 1e9, 0.0]).double()
+    ctx = make_ctx([2, 5, 9, 11])._replace(budget=rooms)
+    out, _ = codec.encode(parcel, {}, view_of(ctx))
+    for k, most in enumerate((400, 900, 1500)):
+        assert 0.9 * most < int(nbytes(out)[k]) <= most
+    assert not any(leaf.value[3].any() for name, leaf in out.leaves.items() if name != "steps")
+    for k in range(4):
+        one = slice(k, k + 1)
+        alone, _ = codec.encode(row(parcel, k), {}, view_of(ctx.at(one)))
+        assert to_bytes(alone, 0) == to_bytes(out, k)
+    free = budget(LAYOUT)
+    with pytest.raises(MethodError, match="budget says no number of bytes, and the round has no deadline; write"):
+        free.encode(parcel, {}, view_of(make_ctx([2, 5, 9, 11])))
+    assert int(nbytes(free.encode(parcel, {}, view_of(ctx))[0])[1]) <= 900
+
+
+# -------------------------------------------------------------------------------------------------- how it is spent
+
+
+def test_matrices_of_low_rank_travel_as_components_and_single_entries_as_values():
+    spikes = torch.zeros(1, 60, 40)
+    spikes.view(-1)[torch.arange(0, 2400, 83)] = torch.linspace(1, 2, 29)
+    out, _, _ = through(update(rate=0.3, dense=spikes), 500)
+    assert out.leaves["conv/p"].keep[0].any()
+    assert not out.leaves["conv"].value.any()
+    assert not out.leaves["dense/p"].keep[0].any()
+    assert out.leaves["dense"].value.any()
+
+
+def test_and_both_where_that_is_best():
+    layout, g = Layout({"w": (200, 150)}, {"w": torch.float32}), torch.Generator().manual_seed(0)
+    w = 60 * falling(1, 200, 150, g, 0.3)
+    w.view(-1)[torch.arange(0, 30000, 997)] += 4.0
+    parcel = Parcel({"w": Leaf(w)}, {"n": torch.ones(1)})
+    out, _, error = through(parcel, 900, layout=layout)
+    assert out.leaves["w/p"].keep[0].any()
+    assert out.leaves["w"].value.any()
+    assert error < 0.8 * min(through(parcel, 900, by, layout)[2] for by in ("values", "components"))
+
+
+@pytest.mark.parametrize("most", [400, 1500])
+def test_the_best_is_hardly_worse_than_either_way_alone(most):
+    """Leaves that say nothing cost a few bytes."""
+    for parcel in (update(seed=1, rate=0.6), update(seed=2, rate=0.95), noise(3)):
+        best, *others = (through(parcel, most, by)[2] for by in WAYS)
+        assert best < 1.1 * min(others)
+
+
+def test_a_layer_that_matters_less_gets_fewer_bytes():
+    """One step for all: of noise a tenth as strong, hardly anything is sent."""
+    parcel = noise()
+    weak = parcel.leaves["head"]._replace(value=0.1 * parcel.leaves["head"].value)
+    out, _, _ = through(Parcel(parcel.leaves | {"head": weak}, parcel.notes), 1000, "values")
+    assert out.leaves["dense"].value.any()
+    assert not out.leaves["head"].value.any()
+
+
+def test_parts_of_tensors_travel_as_values_and_private_ones_not_at_all():
+    parcel = update(rate=0.5)
+    mask = torch.zeros(1, 60, 40, dtype=torch.bool)
+    mask[:, ::2] = True
+    dense = Leaf(parcel.leaves["dense"].value * mask, scope=mask)
+    leaves = {n: leaf for n, leaf in parcel.leaves.items() if n not in ("head", "bias")} | {"dense": dense}
+    codec, ctx = budget(LAYOUT, 600, skip=frozenset({"head", "bias"})), make_ctx([0])
+    out, _ = codec.encode(Parcel(leaves, parcel.notes), {}, view_of(ctx))
+    assert "dense/p" not in out.leaves
+    assert "conv/p" in out.leaves
+    assert not out.leaves["dense"].value[~mask].any()
+    assert out.leaves["dense"].value.any()
+    assert not {"head", "bias", "head/p"} & out.leaves.keys()
+    told = Leaf(dense.value, scope=mask, told=True)
+    out, _ = codec.encode(Parcel(leaves | {"dense": told}, parcel.notes), {}, view_of(ctx))
+    assert int(nbytes(out)[0]) <= 600
+    assert codec.decode(out, ctx).leaves["dense"].told
+
+
+def test_a_tensor_far_larger_than_the_rest_gets_longer_steps():
+    layout = Layout({"w": (200, 300), "v": (60, 50)}, dict.fromkeys("wv", torch.float32))
+    spike = torch.zeros(1, 200, 300)
+    spike[0, 3, 4] = 1000.0
+    parcel = Parcel({"w": Leaf(spike), "v": Leaf(torch.randn(1, 60, 50))}, {"n": torch.ones(1)})
+    codec, ctx = budget(layout, 2000), make_ctx([0])
+    out, _ = codec.encode(parcel, {}, view_of(ctx))
+    assert float(codec.decode(out, ctx).leaves["w"].value[0, 3, 4]) == pytest.approx(1000, rel=0.01)
+    assert out.leaves["v"].value.any()
+    assert int(out.leaves["\n"].value.max()) > 0
+
+
+def test_zeros_cost_next_to_nothing_and_what_is_not_a_number_is_not_hidden():
+    zeros = update(**{n: torch.zeros(1, *SHAPES[n]) for n in FLOATS})
+    out, size, error = through(zeros, 500)
+    assert error == 0
+    assert int(size[0]) < 100
+    for bad in (math.nan, math.inf):
+        x = torch.ones(2, 60, 40)
+        x[0, 3, 4] = bad
+        codec, ctx = budget(LAYOUT, 500), make_ctx([0, 1])
+        out, _ = codec.encode(update(2, dense=x), {}, view_of(ctx))
+        back = codec.decode(out, ctx).leaves["dense"].value
+        assert not back[0].isfinite().any()
+        assert back[1].isfinite().all()
+
+
+def test_memory_brings_everything_across_in_time():
+    """The same update every round: what arrives on average comes to what was meant."""
+    codec, parcel, ctx = feedback(budget(LAYOUT, 300)), update(rate=0.8), make_ctx([0])
+    state, got = codec.init(LAYOUT), torch.zeros(1, 60, 40)
+    errors = []
+    for t in range(1, 11):
+        out, state = codec.encode(parcel, state, view_of(ctx._replace(round=t)))
+        assert int(nbytes(out)[0]) <= 300
+        got = got + codec.decode(out, ctx).leaves["dense"].value
+        errors.append(float((got / t - parcel.leaves["dense"].value).norm() / parcel.leaves["dense"].value.norm()))
+    assert errors[-1] < 0.5 * errors[0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_sends_the_same_bytes():
+    codec, parcel, ctx = budget(LAYOUT, 900), update(2, rate=0.9), make_ctx([3, 5])
+    there = ctx._replace(ids=ctx.ids.cuda(), n=ctx.n.cuda())
+    here, far = (
+        codec.encode(some, {}, view_of(c))[0] for some, c in ((parcel, ctx), (each(parcel, Tensor.cuda), there))
+    )
+    assert [to_bytes(here, k) for k in range(2)] == [to_bytes(far, k) for k in range(2)]
+    back = codec.decode(far, there).leaves
+    assert all(torch.equal(leaf.value, back[name].value.cpu()) for name, leaf in codec.decode(here, ctx).leaves.items())
+
+
+# ------------------------------------------------------------------------------------------------------- the search
+
+
+def counted(budget_, size, hoped):
+    """`fitted` on made-up sizes; gives the step, and how many parcels were written."""
+    tried = []
+
+    def write(step, plan):
+        tried.append(step)
+        return (step, plan), size(step, plan)
+
+    return fitted(1024.0, budget_, lambda step, held: (held or "plan", hoped(step)), write), tried
+
+
+@pytest.mark.parametrize("off", [0.3, 1.0, 3.0])
+def test_few_parcels_are_written_however_wrong_the_guess(off):
+    made, tried = counted(5000, lambda step, _: int(1e5 / step), lambda step: off * 1e5 / step)
+    assert 0.95 * 5000 <= 1e5 / made[0] <= 5000
+    assert len(tried) <= (1 if off == 1 else 2)
+
+
+def test_where_the_plan_jumps_it_is_held():
+    """A little shorter step means three times the bytes; the plan from before goes on instead."""
+
+    def plan(step, held):
+        what = held or ("much" if step < 100 else "little")
+        return what, (3 if what == "much" else 1) * 1e5 / step
+
+    size = lambda step, what: int((3 if what == "much" else 1) * 1e5 / step)  # noqa: E731
+    made = fitted(1024.0, 2000, plan, lambda step, what: ((step, what), size(step, what)))
+    assert made is not None
+    assert made[1] == "little"
+    assert 0.95 * 2000 <= size(*made) <= 2000
+
+
+def test_no_step_at_all():
+    assert counted(10, lambda step, _: 11, lambda step: 11.0)[0] is None
+    made, tried = counted(1e9, lambda step, _: 11, lambda step: 11.0)
+    assert made[0] == 1024 / 2**24
+    assert len(tried) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- whole methods
+
+
+METHODS = [
+    [{"budget": "1kB"}],
+    [{"budget": {"bytes": 500, "by": "values"}}, "fedavgm"],
+    ["personal", {"budget": {"bytes": "700B", "by": "components", "memory": False}}],
+    [{"psfed": {"per_client": True, "fraction": 0.3}}, {"budget": 600}],
+    ["psfed", {"budget": {"bytes": 600, "memory": False}}],
+]
+
+
+def name(method):
+    return "+".join(p if isinstance(p, str) else next(iter(p)) for p in method)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name)
+def test_both_engines_agree_and_nobody_sends_more(method):
+    study = {"rounds": 2, "sample": 3, "seed": 2, "local": {"steps": 2}, "fleet": {"dropout": 0.2}}
+    fast, plain = (
+        sparing.run("digits", method, engine=engine, plan={"path": "loop", "chunk": 2}, evaluate={"every": 2}, **study)
+        for engine in ("vector", "debug")
+    )
+    assert fast.model_sha256 == plain.model_sha256
+    assert [r.up_bytes for r in fast.table] == [r.up_bytes for r in plain.table]
+    entry = next(p for p in method if isinstance(p, dict) and "budget" in p)["budget"]
+    most = {"1kB": 1000, "700B": 700}.get(said := entry["bytes"] if isinstance(entry, dict) else entry, said)
+    for r in fast.table:
+        assert 0.8 * most * r.clients < r.up_bytes <= most * r.clients
+
+
+def test_a_deadline_is_a_budget():
+    study = {"rounds": 2, "sample": 4, "local": {"steps": 1}}
+    fleet = {"deadline": 1.0, "links": {"up": 0.008, "down": 100.0}}
+    late = sparing.run("digits", "fedavg", fleet=fleet, **study)
+    assert all(r.clients == 0 for r in late.table) or late.up_bytes == 0
+    told = sparing.run("digits", "budget", fleet=fleet, **study)
+    assert all(0 < r.up_bytes <= 1000 * 4 for r in told.table)
+    with pytest.raises(ConfigError, match="budget names no bytes and rounds have no deadline; write budget: 20kB, or"):
+        sparing.run("digits", "budget", **study)
+
+
+def test_what_makes_no_sense_is_refused():
+    make = find("budget").make
+    for bad in ("20 apples", "1.2.3kB", ".", -5, ""):
+        with pytest.raises(ConfigError, match=r"budget.bytes is .*; write a number of bytes, such as 20000 or 20kB"):
+            make(bytes=bad)
+    with pytest.raises(ConfigError, match=r"budget.bytes is 50, but \d\d bytes say nothing yet"):
+        compose(LAYOUT, make(bytes=50))
+    with pytest.raises(ConfigError, match=r"budget.by is 'rank'; use best, values or components"):
+        budget(LAYOUT, 500, "rank")
+    with pytest.raises(MethodError, match="would factor nothing"):
+        budget(Layout({"w": (9,)}, {"w": torch.float32}), 500, "components")
+    for after in ("topk", "ecsq", "fp16"):
+        with pytest.raises(MethodError, match="another basis"):
+            compose(LAYOUT, make(bytes=500), find(after).make())
+    with pytest.raises(MethodError, match="changes the basis, so positions"):
+        compose(LAYOUT, find("topk").make(), make(bytes=500))
+    with pytest.raises(MethodError, match=r"'budget' cannot count .* which goes up past it as it is"):
+        sparing.run("digits", [{"pfedsim": {"mode": "published", "warmup": 0.4}}, {"budget": "9kB"}], rounds=1)
+
+
+def test_the_smallest_budget_that_is_taken_is_named():
+    with pytest.raises(ConfigError) as caught:
+        compose(LAYOUT, find("budget").make(bytes=1))
+    least = int(str(caught.value).split("but ")[1].split()[0])
+    assert int(nbytes(through(update(), least + 1)[0])[0]) <= least + 1
+    assert compose(LAYOUT, find("budget").make(bytes=least + 1)).memory
+    assert not compose(LAYOUT, find("budget").make(bytes="0.5 kB", memory=False)).memory
+
+
+def test_odd_names_and_empty_tensors_come_back():
+    shapes = {"w": (20, 20), "w/p": (3,), "a|b": (4,), "empty": (0, 4), "one": (), "z": (30, 20)}
+    layout = Layout(shapes, dict.fromkeys(shapes, torch.float32))
+    g = torch.Generator().manual_seed(0)
+    parcel = Parcel({n: Leaf(torch.randn(2, *s, generator=g)) for n, s in shapes.items()}, {"n": torch.ones(2)})
+    for by in WAYS:
+        out, _, error = through(parcel, 900, by, layout)
+        back = budget(layout, 900, by).decode(out, make_ctx([0, 1])).leaves
+        assert {n: back[n].value.shape for n in shapes} == {n: (2, *s) for n, s in shapes.items()}
+        assert error < 1
+
+
+def test_a_round_without_parameters_passes():
+    codec, ctx = budget(LAYOUT, 500), make_ctx([0])
+    parcel = Parcel({"steps": Leaf(torch.tensor([7]))}, {"n": torch.ones(1)})
+    assert codec.encode(parcel, {}, view_of(ctx))[0] == parcel == codec.decode(parcel, ctx)
+    assert codec.schema(Schema({}, {}), Ctx(0, 1, 1, *[torch.ones(1)] * 2, 1, 1)).leaves == {}
