@@ -1,15 +1,83 @@
-"""The examples run as a user would run them."""
+"""The examples run as a user would run them; the notebook as Jupyter would."""
 
+import csv
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import h5py
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from PIL import Image
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
+NOTEBOOK = EXAMPLES / "quickstart.ipynb"
 
 
-def test_parts_of_ones_own():
-    done = subprocess.run([sys.executable, EXAMPLES / "my_part.py"], capture_output=True, text=True)
+def printed(folder: Path, name: str, *words: str) -> list[str]:
+    wide = os.environ | {"COLUMNS": "160"}
+    command = [sys.executable, EXAMPLES / name, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=wide)
     assert done.returncode == 0, done.stderr
-    rows = done.stdout.splitlines()[1:]
+    return done.stdout.splitlines()
+
+
+def test_parts_of_ones_own(tmp_path):
+    rows = printed(tmp_path, "my_part.py")[1:]
     assert len(rows) == 5
     assert all(row.endswith("yes") for row in rows)
+
+
+def test_a_task_of_ones_own(tmp_path):
+    fedavg, sparse = printed(tmp_path, "own_task.py")
+    assert fedavg.startswith("fedavg")
+    assert sparse.startswith("topk+int8+memory")
+    error, kilobytes = ([float(row.split()[i]) for row in (fedavg, sparse)] for i in (-4, -3))
+    assert max(error) < 0.1, "it learns the curve"
+    assert kilobytes[1] < kilobytes[0] / 3
+
+
+def test_five_methods_are_compared(tmp_path):
+    lines = printed(tmp_path, "compare_five.py", "--rounds", "1", "--seeds", "2")
+    assert len(list((tmp_path / "runs" / "five").iterdir())) == 10
+    title = lines.index("Accuracy, %")
+    shown = [line.split()[0] for line in lines[title + 4 : title + 9]]
+    assert shown == ["fedavg", "psfed+int8", "fedscr+int8", "topk+int8+memory", "ecsq+memory"]
+
+
+def test_the_sr_study(tmp_path):
+    printed(tmp_path, "sr_study.py", "--seeds", "2")
+    results = tmp_path / "results"
+    table = list(csv.DictReader((results / "comparison.csv").read_text().splitlines()))
+    assert len(table) == 3
+    for row, name in zip(table, ("FedAvg_study", "SR-FedAvg_study", "SR-FedAvg_studytopk"), strict=True):
+        with h5py.File(results / f"digits_{name}_all.h5") as file:
+            assert file["test_acc"].shape == (2, 10)
+            assert float(row["final_accuracy"]) == pytest.approx(file["test_acc_mean"][-1], abs=1e-4)
+    for name in ("accuracy-by-round", "stability"):
+        with Image.open(results / f"{name}.png") as image:
+            assert image.width > 500
+
+
+def test_the_notebook_runs_end_to_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    book = nbformat.read(NOTEBOOK, 4)
+    nbformat.validate(book)
+    NotebookClient(book, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    cells = [cell for cell in book.cells if cell.cell_type == "code"]
+    said = ["".join(output.get("text", "") for output in cell.outputs) for cell in cells]
+    kinds = [kind for cell in cells for output in cell.outputs for kind in output.get("data", {})]
+    assert len(said[1].splitlines()) == 9, "three methods, three seeds"
+    assert "text/markdown" in kinds
+    assert "image/png" in kinds
+    assert "8 figures of 12 runs" in said[-1]
+    assert len(list(tmp_path.glob("*/report.html"))) == 1
+
+
+def test_the_notebook_is_kept_without_outputs():
+    for cell in json.loads(NOTEBOOK.read_text())["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None

@@ -172,3 +172,18 @@ def test_bad_input():
     with pytest.raises(ConfigError, match="takes tokens"):
         explain("fedavg", "transformer", (3, 8, 8), 10)
     assert CliRunner().invoke(app, ["explain", "psfet"]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "updates"),
+    [("broadcast", True), ("personal+stc", True), ("psfed+stc", False), ("prune+broadcast", False), ("fedavg", False)],
+)
+def test_whether_updates_go_down(method, updates):
+    found = explain(method, "cnn", (1, 8, 8), 10)
+    assert found.updates == updates
+    assert found.broadcast == ([] if method == "fedavg" else ["stc" if "stc" in method else "ecsq"])
+    assert found.sizes[0].down.exact != updates, "at most the whole model"
+    assert ("its last download" in found.client_bytes) == updates
+    shown = " ".join(CliRunner().invoke(app, ["explain", method], terminal_width=500).output.split())
+    assert ("updates since a client's last visit" in shown) == updates
+    assert ("but clients get values" in shown) == (method in ("psfed+stc", "prune+broadcast"))

@@ -26,10 +26,13 @@ main()
 """
 FILES = {
     "config.yaml",
+    "environment.json",
+    "log.txt",
     "rounds.csv",
     "clients.csv",
     "ledger.csv",
     "metrics.csv",
+    "pictures.jsonl",
     "summary.json",
     "checkpoint.safetensors",
 }
@@ -158,10 +161,12 @@ def test_demo_as_json():
 
 def test_version_and_help():
     assert call("--version").stdout == f"sparing {sparing.__version__}\n"
-    for command in ([], ["run"], ["resume"], ["methods"], ["demo"]):
+    commands = [[command.name or command.callback.__name__] for command in app.registered_commands]
+    assert len(commands) >= 11
+    for command in ([], *commands):
         result = call(*command, "--help")
         assert result.exit_code == 0
-        assert "Usage" in result.stdout
+        assert "usage" in result.stdout.lower()
 
 
 BAD = {
@@ -255,7 +260,7 @@ def test_a_bug_shows_its_traceback(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("sparing.ui.cli.start", broken)
+    monkeypatch.setattr("sparing.ui.commands.training.start", broken)
     assert isinstance(call("run").exception, RuntimeError)
 
 

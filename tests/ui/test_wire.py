@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 import sparing
 from sparing.core.errors import ConfigError
-from sparing.core.wire import from_bytes, to_bytes
+from sparing.core.wire import from_bytes, split, to_bytes
 from sparing.run.parcels import load
 from sparing.ui.cli import app
 
@@ -36,8 +36,10 @@ def test_a_run_keeps_every_parcel_and_they_add_up(kept):
 
 def test_what_was_kept_reads_back(kept):
     for file in kept[0].glob("round-0002/*.spar"):
-        data, schema = load(file)
-        assert to_bytes(from_bytes(data, schema), 0, schema.about) == data
+        data, schemas = load(file)
+        assert schemas
+        parts = [to_bytes(from_bytes(part, s), 0, s.about) for part, s in zip(split(data), schemas, strict=True)]
+        assert b"".join(parts) == data
 
 
 def test_every_byte_is_accounted_for(kept):
@@ -54,6 +56,37 @@ def test_every_byte_is_accounted_for(kept):
     text = asked(file).output
     assert "round 1, client" in text
     assert f"{said['bytes']:,} bytes, wire version 2" in text
+
+
+@pytest.fixture(scope="module")
+def broadcast(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "b"
+    study = {"engine": "debug", "plan": {"parcels": "kept"}, "rounds": 3, "sample": 1.0, "local": {"steps": 1}}
+    method = [{"broadcast": {"by": "randk+int8"}}]
+    return folder / "parcels", sparing.run({"data": "digits", "clients": 4}, method, out=folder, **study)
+
+
+def test_downloads_of_several_parcels(broadcast, tmp_path):
+    folder, result = broadcast
+    test_what_was_kept_reads_back(broadcast)
+    files = sorted(folder.glob("round-0003/client-*-down.spar"))
+    assert sum(file.stat().st_size for file in files) == result.table[2].down_bytes
+    said = json.loads(asked(files[0], "--json").output)
+    assert said["bytes"] == sum(part["bytes"] for part in said["parcels"]) == files[0].stat().st_size
+    update, own = said["parcels"]
+    assert update["about"].split("/")[1:] == ["2", "all", "update"]
+    assert own["leaves"] == []
+    assert {leaf["dtype"] for leaf in update["leaves"]} == {"int8"}
+    text = asked(files[0]).output
+    assert "in 2 parcels, one behind the other" in text
+    assert "round 2, client all, update" in text
+    assert "round 3, client 0, down" in text
+    alone = tmp_path / "alone.spar"
+    alone.write_bytes(files[0].read_bytes())
+    assert asked(alone).output.count("only lengths can be told") == 2
+    alone.write_bytes(split(files[0].read_bytes())[0])
+    alone.with_suffix(".schema").write_bytes(files[0].with_suffix(".schema").read_bytes())
+    assert "1 parcels, but schemas of 2" in asked(alone).output
 
 
 def test_without_a_schema_only_lengths(kept, tmp_path):

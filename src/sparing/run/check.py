@@ -5,6 +5,7 @@ of many chunks was seen to need up to a fifth more memory than the trial, so a q
 """
 
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -16,15 +17,19 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
+from sparing.core.protocols import Local
 from sparing.core.round import Server, first_client, outgoing
 from sparing.core.wire import nbytes
 from sparing.engines.engine import Job, Sizes, context
 from sparing.engines.evaluation import Wanted
+from sparing.run.clock import clocked, is_timed
 from sparing.run.config import Study, study_from
 from sparing.run.loop import cohort_size
 from sparing.run.plan import bytes_of
 from sparing.run.start import fresh, named_task, settled
+from sparing.task.clock import visits
 from sparing.task.evaluate import BATCH
+from sparing.task.fleet import Fleet
 
 STEPS = 3
 MARGIN = 1.25
@@ -45,6 +50,7 @@ class Cost(NamedTuple):
     evaluation_seconds: float  # of one evaluation
     peak_mb: float  # of the whole run
     state_mb: float  # all clients' state, once every one has taken part
+    clock: float | None  # seconds of the first round on the clients' own links; None: they declare none
 
 
 def check(study: Study) -> Cost:
@@ -86,16 +92,22 @@ def trial(study: Study) -> Cost:
         evaluation_seconds=looked * looks(job, study.evaluate.clients) / looks(shortened(job), len(ids)),
         peak_mb=MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
         state_mb=bytes_of(first_client(job.method, job.initial)) * len(job.task) / 1e6,
+        clock=clocked(shortened(job), outcome, 1, 0.0)["clock"] if is_timed(job.fleet) else None,
     )
 
 
 def sent_down(job: Job, server: Server, ids: Tensor) -> int:
-    """Bytes to these clients once they are known; clients of one size get as much as each other."""
+    """Bytes to these clients once they are known; clients of one size get as much as each other.
+
+    Where the server broadcasts, a client misses as many updates like the first as there are cohorts in the task.
+    """
+    updates = float(server.past["size/1"].sum()) * len(job.task) / len(ids) if "size/1" in server.past else math.inf
     cohort = context(job, server, ids, 2)
     cohort = cohort._replace(first=torch.zeros_like(cohort.ids, dtype=torch.bool))
     size = job.method.fit.sizes(cohort) if job.method.fit else torch.zeros_like(cohort.ids)
     alike = [(size == one).nonzero()[:, 0] for one in size.unique()]
-    return sum(int(nbytes(outgoing(job.method, server, cohort.at(k[:1])))[0]) * len(k) for k in alike)
+    whole = [int(nbytes(outgoing(job.method, server, cohort.at(k[:1])))[0]) for k in alike]
+    return sum(round(min(one, updates)) * len(k) for one, k in zip(whole, alike, strict=True))
 
 
 def shortened(job: Job) -> Job:
@@ -106,7 +118,16 @@ def shortened(job: Job) -> Job:
         for some in (local.phases, local.second)
     )
     method = job.method._replace(local=local._replace(phases=phases, second=second))
-    return job._replace(method=method, task=job.task.tested_on(2 * BATCH))
+    return job._replace(method=method, task=job.task.tested_on(2 * BATCH), fleet=slowed(job, method.local))
+
+
+def slowed(job: Job, local: Local) -> Fleet:
+    """Devices that take as long for this training as they did for the job's, so that deadlines mean the same."""
+    fleet, n = job.fleet, job.task.train.count
+    if "speed" not in fleet.capacity:
+        return fleet
+    speed = fleet.capacity["speed"] * visits(local, n) / visits(job.method.local, n)
+    return fleet._replace(capacity={**fleet.capacity, "speed": speed})
 
 
 def steps_of(job: Job, ids: Tensor) -> int:

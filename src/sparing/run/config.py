@@ -26,6 +26,8 @@ from sparing.task.optim import velocities
 from sparing.task.options import named
 
 PHASE = Phase()
+SHORT = {"budget": "bytes"}
+"""Recipes behind which the value of one option may stand alone."""
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-3 as a word
 
 
@@ -104,6 +106,29 @@ class AttackSection(Section):
     scale: PositiveFloat = 10.0  # of what sign-flip and scaled send
 
 
+class LinksSection(Section):
+    """How fast clients' links and devices are; a word alone is the kind. See docs/fleet.md for the units."""
+
+    kind: Literal["3g", "4g", "wifi", "fibre", "mixed"] | None = None
+    up: PositiveFloat | None = None  # Mbit/s
+    down: PositiveFloat | None = None
+    speed: PositiveFloat | None = None  # samples a second
+    spread: NonNegativeFloat = 0.0  # standard deviation of a rate's logarithm, between clients
+
+    @model_validator(mode="before")
+    @classmethod
+    def by_name(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def one_meaning(self) -> "LinksSection":
+        if self.kind is not None and (self.up is not None or self.down is not None):
+            raise ValueError(f"fleet.links has kind {self.kind!r} and rates of its own; give kind, or up and down")
+        if self.spread and all(x is None for x in (self.kind, self.up, self.down, self.speed)):
+            raise ValueError(f"fleet.links.spread is {self.spread}, but there is no rate to spread; give up and down")
+        return self
+
+
 class FleetSection(Section):
     """Clients as they are; see docs/fleet.md for the two CSV files."""
 
@@ -111,6 +136,9 @@ class FleetSection(Section):
     trace: str | None = None  # CSV: client, from, to
     dropout: float = Field(default=0.0, ge=0, lt=1)  # chance to vanish before the upload
     capacity: str | None = None  # CSV: client, and what its device declares
+    links: LinksSection = LinksSection()  # where the file does not say
+    latency: NonNegativeFloat = 0.0  # seconds, each way
+    deadline: PositiveFloat | None = None  # seconds after which a round takes no more uploads
     attack: AttackSection = AttackSection()
 
 
@@ -148,6 +176,7 @@ class Study(Section):
     evaluate: EvaluateSection = EvaluateSection()
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
+    record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
 
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
@@ -176,6 +205,8 @@ def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
     values = read_yaml(Path(path)) if path is not None else {}
     for item in overrides:
         override(values, item)
+    if "sweep" in values:
+        raise ConfigError(f"{path} has a section sweep; try its settings with `sparing sweep {path}`")
     return study_from(values, str(path) if path is not None else "study")
 
 
@@ -219,7 +250,8 @@ def override(values: dict[str, Any], item: str) -> None:
     here = values
     for parent in parents:
         if not isinstance(here.get(parent), dict):
-            here[parent] = {}
+            word = here.get(parent) if parent == "task" else None  # task: mnist
+            here[parent] = {"data": word} if isinstance(word, str) else {}
         here = here[parent]
     try:
         here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.load(text, Loader=Strict)
@@ -239,9 +271,21 @@ def method_list(value: Any) -> list[Any]:
         out += [part.strip() for part in item.split("+")] if isinstance(item, str) else [item]
     if not out or "" in out:
         raise ConfigError(f"method is {value!r}; name at least one, such as fedavg or psfed+int8")
+    out = [spelled_out(item) for item in out]
     for item in out:
         named("method", item)
     return out
+
+
+def spelled_out(item: Any) -> Any:
+    """An entry with one value instead of options.
+
+    >>> spelled_out({"budget": "20kB"})
+    {'budget': {'bytes': '20kB'}}
+    """
+    name, value = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else ("", None)
+    short = name in SHORT and isinstance(value, int | float | str) and not isinstance(value, bool)
+    return {name: {SHORT[name]: value}} if short else item
 
 
 def sentence(error: ValidationError) -> str:

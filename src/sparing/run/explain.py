@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparing.core.compose import compose, remade
+from sparing.core.download import fits
 from sparing.core.errors import ConfigError
 from sparing.core.factors import FactoredConv
 from sparing.core.keys import Ctx
@@ -23,6 +24,7 @@ from sparing.core.protocols import Method
 from sparing.core.registry import find
 from sparing.core.round import Server, client, first_client, first_row, first_server, outgoing, sized
 from sparing.core.tree import Layout, Tree, layout_of, tree_of, under
+from sparing.core.versions import known
 from sparing.core.wire import nbytes, sizes
 from sparing.run.bank import open_bank
 from sparing.run.config import method_list
@@ -73,6 +75,8 @@ class Explanation(NamedTuple):
     parameters: int
     stages: list[str]  # of the uplink, in order
     memory: bool
+    broadcast: list[str]  # stages of the server's update, in order
+    updates: bool  # clients are sent the updates they miss, where that is less than the model
     weighing: str
     steps: list[str]
     layers: list[str]
@@ -105,13 +109,15 @@ def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[i
         parameters=layout.size,
         stages=[codec.name for codec in whole.up],
         memory=whole.memory,
+        broadcast=[codec.name for codec in whole.broadcast.stages] if whole.broadcast else [],
+        updates=sends_updates(whole, server),
         weighing=whole.blend.weigh.name,
         steps=[step.name for step in whole.blend.steps],
         layers=layers(frozenset(layout.shapes), layout),
         private=layers(whole.share.private, layout),
         own=layers(whole.share.own - whole.share.private, layout),
         values=layers(whole.share.values, layout),
-        client_bytes=grouped(first_client(whole, initial)),
+        client_bytes=grouped(first_client(whole, initial)) | last_download(whole, server),
         server_bytes=server_bytes(whole, server),
         row_bytes=bytes_of(row),
         probe=whole.probe,
@@ -167,7 +173,7 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
         name=name,
         parameters=seen.layout.size,
         multiply_adds=multiply_adds(theirs, shape),
-        down=most(downs),
+        down=most(downs)._replace(exact=most(downs).exact and not sends_updates(method, server)),
         up=most(ups),
         first_bytes=int(nbytes(outgoing(method, server, context(who, 1, first=True)))[0]),
         other_parameters=layout_of(other).size if other else None,
@@ -277,10 +283,21 @@ def layers(names: frozenset[str], layout: Layout) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in layout.shapes if name in names))
 
 
+def sends_updates(method: Method, server: Server) -> bool:
+    return "held" in server.past and fits(server.past, outgoing(method, server, context(0, ROUNDS, first=False)))
+
+
+def last_download(method: Method, server: Server) -> dict[str, int]:
+    """Clients that are sent updates keep what these are added to; a simulation need not."""
+    kept = {name: server.model[name] for name in known(method)} if sends_updates(method, server) else {}
+    return {"its last download": bytes_of(kept)} if kept else {}
+
+
 def server_bytes(method: Method, server: Server) -> dict[str, int]:
     """What the server remembers beside the model, by the part that wants it."""
     steps = {step.name: under(str(i), server.blend) for i, step in enumerate(method.blend.steps)}
     parts = {"the share": server.share, "weights": under("weigh", server.blend), **steps, "factors": server.fit}
+    parts["what updates could not say"] = under("memory", server.past)
     return {name: bytes_of(state) for name, state in parts.items() if state}
 
 

@@ -1,9 +1,10 @@
-"""The run folder: config.yaml, summary.json, checkpoint.safetensors, clients.slots, and four tables.
+"""The run folder: config.yaml, environment.json, log.txt, summary.json, checkpoint.safetensors, clients.slots, and
+five tables.
 
 rounds.csv has a row per round, ledger.csv one per round, client and direction, clients.csv one per round, client and
-kind of model evaluated, metrics.csv one per round and thing that the method itself reports. They grow by appending; a
-checkpoint records how long they were, and resuming cuts them back to that, so that tables, model and state always
-tell of the same round.
+kind of model evaluated, metrics.csv one per round and thing that the method itself reports, pictures.jsonl a line per
+picture (`run/pictures.py`). They grow by appending; a checkpoint records how long they were, and resuming cuts them
+back to that, so that tables, model and state always tell of the same round.
 """
 
 import os
@@ -19,6 +20,7 @@ from sparing.engines.engine import Evaluation, Outcome
 from sparing.run import checkpoint, ledger
 from sparing.run.bank import Bank
 from sparing.run.config import read_yaml
+from sparing.run.environment import environment
 from sparing.run.files import write_atomic, write_json
 from sparing.run.results import (
     COLUMNS,
@@ -34,9 +36,11 @@ from sparing.run.results import (
 )
 
 CONFIG, ROUNDS, LEDGER, SUMMARY = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
+ENVIRONMENT, LOG = "environment.json", "log.txt"
 CLIENTS = "clients.csv"
 METRICS = "metrics.csv"
-TABLES = (ROUNDS, LEDGER, CLIENTS, METRICS)
+PICTURES = "pictures.jsonl"
+TABLES = (ROUNDS, LEDGER, CLIENTS, METRICS, PICTURES)
 CHECKPOINT, SLOTS, SERVER_SLOTS = "checkpoint.safetensors", "clients.slots", "server.slots"
 
 
@@ -59,6 +63,7 @@ class Folder:
         except OSError as error:
             raise ConfigError(f"cannot write to {path} ({error.strerror}); choose another folder") from None
         write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
+        write_json(path / ENVIRONMENT, environment(config["device"]))
         folder = cls(path)
         folder.empty_tables()
         return folder
@@ -76,14 +81,17 @@ class Folder:
         (self.path / LEDGER).write_text(ledger.HEADER)
         (self.path / CLIENTS).write_text(MARKS_HEADER)
         (self.path / METRICS).write_text(METRICS_HEADER)
+        (self.path / PICTURES).write_text("")
 
-    def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None) -> None:
+    def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None, views: str = "") -> None:
         with open(self.path / ROUNDS, "a") as file:
             file.write(row_text(record))
         with open(self.path / LEDGER, "a") as file:
             file.write(ledger.ledger_text(t, outcome))
         with open(self.path / METRICS, "a") as file:
             file.write(metrics_text(record))
+        with open(self.path / PICTURES, "a") as file:
+            file.write(views)
         if evaluation:
             with open(self.path / CLIENTS, "a") as file:
                 file.write(marks_text(t, evaluation))
@@ -96,6 +104,7 @@ class Folder:
             | prefixed("share", server.share)
             | prefixed("blend", server.blend)
             | prefixed("fit", server.fit)
+            | prefixed("past", server.past)
             | {"seen": server.seen}
             | prefixed("bank", bank.state())
             | prefixed("rows", rows.state() if rows else {})
@@ -122,8 +131,9 @@ class Folder:
                 "undo the change to config.yaml (or to the task), or start a new run in another folder"
             )
         self.cut(meta["tables"])
-        model, share, blend, fit = (under(part, tensors) for part in ("model", "share", "blend", "fit"))
-        server = Server(model, share, blend, fit, tensors["seen"])
+        parts = ("model", "share", "blend", "fit", "past")
+        model, share, blend, fit, past = (under(part, tensors) for part in parts)
+        server = Server(model, share, blend, fit, tensors["seen"], past=past)
         return server, under("bank", tensors), under("rows", tensors), meta
 
     def rounds_written(self) -> int:

@@ -14,8 +14,10 @@ from sparing.core.errors import ConfigError
 from sparing.core.round import Server
 from sparing.engines.engine import Engine, Evaluation, Job
 from sparing.engines.evaluation import Wanted
+from sparing.run import pictures
 from sparing.run.accountant import Account, account
 from sparing.run.bank import Bank
+from sparing.run.clock import clocked, is_timed
 from sparing.run.config import EvaluateSection, Study
 from sparing.run.folder import Folder
 from sparing.run.results import Record, Result, best, last
@@ -59,8 +61,14 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     last = spending.last if spending else study.rounds
     for t in range(run.done + 1, last + 1):
         ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
+        shown = run.folder is not None and pictures.is_shown(t, last)
+        views = pictures.before(run.job, run.bank, run.server, ids, t, study.record) if shown else []
         run.server, outcome = run.engine.round(run.server, ids, t)
+        views += pictures.after(run.job, run.server, t) if shown else []
         evaluation: Evaluation | None = None
+        if is_timed(run.job.fleet):
+            so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
+            outcome = outcome._replace(report=outcome.report | clocked(run.job, outcome, t, so_far))
         if spending:
             outcome = outcome._replace(report=outcome.report | {"epsilon": spending.spent(t)})
         if t % study.evaluate.every == 0 or t == last:
@@ -69,7 +77,7 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
         run.table.append(record)
         run.done = t
         if run.folder:
-            run.folder.append(t, record, outcome, evaluation)
+            run.folder.append(t, record, outcome, evaluation, pictures.text(views))
             if t % study.checkpoint == 0 or t == last:
                 meta = {"round": t, "seconds": record.seconds, "fingerprint": run.fingerprint}
                 run.folder.save(run.server, run.bank, run.rows, meta)

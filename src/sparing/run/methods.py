@@ -5,10 +5,13 @@ from typing import Any
 from sparing.core.errors import ConfigError
 from sparing.core.protocols import Recipe
 from sparing.core.registry import find
+from sparing.run.config import method_list
 from sparing.task.options import checked, named
 
 PERSONAL = ("personal", "pfedsim", "fedper", "lg-fedavg", "fedrep", "fedbabu")
 """Recipes with options `layers` and `shared`, which the study's `personalization` fills in."""
+BY = "by"
+"""The option of `broadcast` that is a list of recipes itself."""
 
 
 def recipes(method: list[Any], layers: dict[str, list[str]] | None = None) -> list[Recipe]:
@@ -33,6 +36,8 @@ def recipes(method: list[Any], layers: dict[str, list[str]] | None = None) -> li
                 if key in options:
                     raise ConfigError(f"{name}.{key} and personalization both name layers; keep one of them")
             options = options | layers
+        if name == "broadcast" and BY in options:
+            options = options | {BY: recipes(method_list(options[BY]))}
         make = find(name).make
         made.append(make(**checked("method", name, make, options, given=0)))
     return made

@@ -1,11 +1,13 @@
 """Parcels kept as files, to be looked at: the bytes as they travelled, and beside them what a receiver knew.
 
-parcels/round-0003/client-00017-up.spar            the parcel
-parcels/round-0003/client-00017-up.schema          its schema, in the safetensors format: free scopes, the rest as JSON
+parcels/round-0003/client-00017-up.spar            the parcel; a download may be several, one behind the other
+parcels/round-0003/client-00017-up.schema          their schemas, in the safetensors format: free scopes, NUMBER/NAME,
+                                                   the rest as JSON
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,62 +16,76 @@ from safetensors.torch import save_file
 from sparing.core.errors import DataError
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Schema, Spec
+from sparing.core.tree import Tree, under
 from sparing.engines.engine import Post
 
 
 def keeping(folder: Path) -> Post:
     """Every parcel of a run goes into this folder."""
 
-    def post(ctx: Ctx, way: str, data: bytes, schema: Schema) -> None:
+    def post(ctx: Ctx, way: str, data: bytes, schemas: list[Schema]) -> None:
         home = folder / f"round-{ctx.round:04d}"
         home.mkdir(parents=True, exist_ok=True)
-        save(home / f"client-{int(ctx.ids[0]):05d}-{way}.spar", data, schema)
+        save(home / f"client-{int(ctx.ids[0]):05d}-{way}.spar", data, schemas)
 
     return post
 
 
-def save(path: Path, data: bytes, schema: Schema) -> None:
+def save(path: Path, data: bytes, schemas: list[Schema]) -> None:
     path.write_bytes(data)
-    scopes = {name: spec.scope for name, spec in schema.leaves.items() if spec.scope is not None and not spec.told}
+    scopes = {
+        f"{i}/{name}": spec.scope.cpu().contiguous()
+        for i, schema in enumerate(schemas)
+        for name, spec in schema.leaves.items()
+        if spec.scope is not None and not spec.told
+    }
+    save_file(scopes, beside(path), {"schemas": json.dumps([plain(schema) for schema in schemas])})
+
+
+def plain(schema: Schema) -> dict[str, Any]:
+    """All of a schema but its scopes, as JSON has it."""
     leaves = {
         name: spec._replace(scope=None, dtype=str(spec.dtype).removeprefix("torch."))._asdict()  # pyright: ignore
         for name, spec in schema.leaves.items()
     }
-    text = json.dumps({"leaves": leaves, "notes": schema.notes, "about": schema.about})
-    save_file({name: mask.cpu().contiguous() for name, mask in scopes.items()}, beside(path), {"schema": text})
+    return {"leaves": leaves, "notes": schema.notes, "about": schema.about}
 
 
-def load(path: Path) -> tuple[bytes, Schema | None]:
-    """The bytes in a file, and the schema where one lies beside it."""
+def load(path: Path) -> tuple[bytes, list[Schema] | None]:
+    """The bytes in a file, and the schemas of its parcels where they lie beside it."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; give the file of a parcel") from error
-    return data, schema_in(beside(path)) if beside(path).exists() else None
+    return data, schemas_in(beside(path)) if beside(path).exists() else None
 
 
-def schema_in(path: Path) -> Schema:
+def schemas_in(path: Path) -> list[Schema]:
     try:
         with safe_open(path, "pt") as file:
-            text = json.loads(file.metadata()["schema"])
+            texts = json.loads(file.metadata()["schemas"])
             scopes = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        leaves = {
-            name: Spec(
-                **{
-                    **about,
-                    "shape": tuple(about["shape"]),
-                    "grains": tuple(map(tuple, about["grains"])),
-                    "dtype": getattr(torch, about["dtype"]),
-                    "scope": scopes.get(name),
-                }
-            )
-            for name, about in text["leaves"].items()
-        }
-        return Schema(leaves, text["notes"], text["about"])
+        return [schema_from(text, under(str(i), scopes)) for i, text in enumerate(texts)]
     except (SafetensorError, OSError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise DataError(
             f"{path} is not the schema of a parcel ({error}); delete it to see the parcel without"
         ) from error
+
+
+def schema_from(text: dict[str, Any], scopes: Tree) -> Schema:
+    leaves = {
+        name: Spec(
+            **{
+                **about,
+                "shape": tuple(about["shape"]),
+                "grains": tuple(map(tuple, about["grains"])),
+                "dtype": getattr(torch, about["dtype"]),
+                "scope": scopes.get(name),
+            }
+        )
+        for name, about in text["leaves"].items()
+    }
+    return Schema(leaves, text["notes"], text["about"])
 
 
 def beside(path: Path) -> Path:

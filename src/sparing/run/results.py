@@ -135,6 +135,18 @@ class Result:
         """One number a round of what the method itself reports; NaN where it said nothing."""
         return [record.metrics.get(name, math.nan) for record in self.table]
 
+    def rounds_to(self, accuracy: float) -> float:
+        """Rounds until the global model first was so accurate; NaN if it never was."""
+        return rounds_to(self.table, accuracy)
+
+    def bytes_to(self, accuracy: float) -> float:
+        """Bytes up and down until then."""
+        return bytes_to(self.table, accuracy)
+
+    def time_to(self, accuracy: float) -> float:
+        """Seconds of the virtual clock until then; NaN also where the fleet declares no rates."""
+        return time_to(self.table, accuracy)
+
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
@@ -151,6 +163,25 @@ def best(table: list[Record]) -> float:
 def last(table: list[Record], name: str) -> float:
     """The latest measured value of a column."""
     return next((v for r in reversed(table) if (v := getattr(r, name)) == v), float("nan"))
+
+
+def until(table: list[Record], accuracy: float) -> list[Record]:
+    """The rounds up to the first whose global model is so accurate; none if it never is."""
+    reached = next((i for i, r in enumerate(table, 1) if r.accuracy >= accuracy), 0)
+    return table[:reached]
+
+
+def rounds_to(table: list[Record], accuracy: float) -> float:
+    return float(rounds[-1].round) if (rounds := until(table, accuracy)) else math.nan
+
+
+def bytes_to(table: list[Record], accuracy: float) -> float:
+    """Up and down together."""
+    return float(sum(r.up_bytes + r.down_bytes for r in rounds)) if (rounds := until(table, accuracy)) else math.nan
+
+
+def time_to(table: list[Record], accuracy: float) -> float:
+    return rounds[-1].metrics.get("clock", math.nan) if (rounds := until(table, accuracy)) else math.nan
 
 
 MARKS_HEADER = "round,client,who,samples,accuracy,loss,auc\n"

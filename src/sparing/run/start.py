@@ -16,23 +16,27 @@ from torch import nn
 
 from sparing.core import tree
 from sparing.core.compose import compose, remade
-from sparing.core.errors import ConfigError
+from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.round import first_client, first_row, first_server
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job
 from sparing.engines.vector import Vector
 from sparing.run.bank import open_bank
 from sparing.run.config import FleetSection, Study, study_from
-from sparing.run.folder import SERVER_SLOTS, SLOTS, Folder
+from sparing.run.environment import environment
+from sparing.run.folder import LOG, SERVER_SLOTS, SLOTS, Folder
+from sparing.run.log import logging_to
 from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
 from sparing.run.parcels import keeping
+from sparing.run.pictures import refuse_sizes
 from sparing.run.plan import device_of, settle_plan
 from sparing.run.probe import refuse_misfit
 from sparing.run.results import Result
 from sparing.task.attack import Attack, attackers, flipped
 from sparing.task.build import build_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
+from sparing.task.links import rates
 from sparing.task.task import Task
 
 ENGINES = {"vector": Vector, "debug": Debug}
@@ -71,7 +75,7 @@ def start(
     job, study = settled(study, task or named_task(study))
     folder = Folder.create(out, study.model_dump()) if out is not None else None
     with closing(fresh(study, job, folder)) as state:
-        return loop(state, loggers)
+        return logged(state, loggers)
 
 
 def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
@@ -87,12 +91,24 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
         saved = folder.load(state.fingerprint, study.checkpoint)
         if saved is not None:
             server, bank, rows, meta = saved
+            if state.server.past and not server.past:
+                raise CheckpointError(f"{path} was broadcast by an older release; resume with it, or start a new run")
             state.server = server._replace(rows=state.rows).to(state.server.seen.device)
             state.bank.restore(bank)
             if state.rows is not None:
                 state.rows.restore(rows)
             state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records(meta["round"])
+        return logged(state, loggers)
+
+
+def logged(state: Run, loggers: Sequence[Logger]) -> Result:
+    """The loop, with what it says kept in the run folder."""
+    if state.folder is None:
         return loop(state, loggers)
+    about = environment(state.study.device)
+    opening = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}: after round {state.done}"
+    with logging_to(state.folder.path / LOG, opening) as log:
+        return loop(state, (log, *loggers))
 
 
 def named_task(study: Study) -> Task:
@@ -124,9 +140,13 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
         fit = job.method.fit
         job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
     refuse_misfit(job)
+    if fleet.deadline is None and any("deadline" in codec.traits for codec in job.method.up):
+        raise ConfigError("budget names no bytes and rounds have no deadline; write budget: 20kB, or fleet.deadline")
     if study.task.probe and not job.method.probe:
         kept = f"task.probe is {study.task.probe:g}: the server holds these samples back from the clients"
         warnings.warn(f"{kept}, but no part of the method looks at them; drop it", stacklevel=2)
+    if "similarity" in study.record:
+        refuse_sizes(job)
     spending_of(job, count)  # refuses a budget that does not pay for one round
     plan = settle_plan(study.plan, study.engine, job, count)
     assert not isinstance(plan.chunk, str)
@@ -148,11 +168,19 @@ def checked_model(model: nn.Module) -> nn.Module:
 
 def fleet_of(section: FleetSection, task: Task, seed: int) -> Fleet:
     trace = read_trace(section.trace, len(task)) if section.trace else None
-    capacity = read_capacity(section.capacity, len(task)) if section.capacity else {}
+    capacity = rates(seed, len(task), **section.links.model_dump())
+    if section.capacity:
+        capacity |= read_capacity(section.capacity, len(task))
+    if section.deadline is not None and "up" not in capacity:
+        raise ConfigError(
+            f"fleet.deadline is {section.deadline:g} seconds, but no client declares how fast it uploads; "
+            "set fleet.links.up, or add a column up to the file fleet.capacity"
+        )
     attack, said = None, section.attack
     if said.kind != "none":
         attack = Attack(said.kind, attackers(seed, len(task), said.share, task.held_out), said.scale)
-    return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack)
+    when = (section.latency, section.deadline)
+    return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack, *when)
 
 
 def fresh(study: Study, job: Job, folder: Folder | None) -> Run:

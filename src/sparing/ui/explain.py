@@ -31,7 +31,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         grid.add_row(part["name"], f"{part['about']} [dim]{part['paper']}[/]")
     grid.add_row("", "")
     largest = e.sizes[0]
-    grid.add_row("goes down", travels(largest.down, e.parameters))
+    grid.add_row("goes down", travels(largest.down, e.parameters) + updates(e))
     grid.add_row("goes up", travels(largest.up, e.parameters) + stages(e))
     grid.add_row("stays home", home(e))
     grid.add_row("a client keeps", remembered(e.client_bytes) or "nothing between rounds")
@@ -67,6 +67,15 @@ def travels(way: Way, everything: int) -> str:
 def stages(e: Explanation) -> str:
     text = f"; written by {', then '.join(e.stages)}" if e.stages else ""
     return text + ("; what is lost on the way is added to the next update" if e.memory else "")
+
+
+def updates(e: Explanation) -> str:
+    if not e.broadcast:
+        return ""
+    by = ", then ".join(e.broadcast)
+    if e.updates:
+        return f"; or the updates since a client's last visit, written by {by}, where that is less"
+    return f"; the server's update is written by {by}, but clients get values, since they hold only parts of the model"
 
 
 def home(e: Explanation) -> str:

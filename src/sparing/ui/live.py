@@ -1,10 +1,9 @@
 """Progress while a run goes on: a live display on a terminal, a few plain lines elsewhere."""
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -15,6 +14,9 @@ from sparing.run.results import Record
 from sparing.ui.text import megabytes, percent
 
 LINES = 10  # where there is no terminal
+BARS = "▁▂▃▄▅▆▇█"
+SHOWN = 16  # bars
+LEAST = 0.05  # of accuracy, from the lowest bar to the highest: what changes less looks flat
 
 
 class Progress:
@@ -26,45 +28,71 @@ class Progress:
     def __init__(self, label: str, rounds: int, earlier: Sequence[Record] = ()):
         self.label, self.rounds = label, rounds
         self.done = self.up = self.down = 0
-        self.accuracy = self.worst = float("nan")
+        self.seconds = 0.0
+        self.worst = float("nan")
+        self.course: list[float] = []  # accuracy, whenever it was measured
         for record in earlier:
             self(record)
-        self.skipped, self.began = self.done, time.monotonic()
+        self.skipped = self.done, self.seconds
 
     def __call__(self, record: Record) -> None:
-        self.done = record.round
+        self.done, self.seconds = record.round, record.seconds
         self.up += record.up_bytes
         self.down += record.down_bytes
         if record.accuracy == record.accuracy:
-            self.accuracy = record.accuracy
+            self.course.append(record.accuracy)
         if record.worst_decile == record.worst_decile:
             self.worst = record.worst_decile
 
     @property
-    def rate(self) -> float:
-        """Rounds per second in this process."""
-        return (self.done - self.skipped) / max(time.monotonic() - self.began, 1e-9)
-
-    @property
     def pace(self) -> str:
-        if self.done == self.skipped:
+        """Of the rounds of this process."""
+        rounds, seconds = self.done - self.skipped[0], self.seconds - self.skipped[1]
+        if not rounds or seconds <= 0:
             return ""
-        left = round((self.rounds - self.done) / self.rate)
-        return f"{self.rate:.1f} rounds/s  {left // 60}:{left % 60:02} left"
+        speed = f"{rounds / seconds:.1f} rounds/s" if rounds >= seconds else f"{seconds / rounds:.1f} s/round"
+        return f"{speed}  {clock((self.rounds - self.done) * seconds / rounds)} left"
 
     @property
     def numbers(self) -> str:
+        accuracy = self.course[-1] if self.course else float("nan")
         sent = f"up {megabytes(self.up)} MB  down {megabytes(self.down)} MB"
-        return f"accuracy {percent(self.accuracy)}  worst decile {percent(self.worst)}  {sent}"
+        return f"accuracy {percent(accuracy)}  worst decile {percent(self.worst)}  {sent}"
 
     def __str__(self) -> str:
-        return f"{self.label}  round {self.done}/{self.rounds}  {self.numbers}  {self.pace}"
+        return f"{self.label}  round {self.done}/{self.rounds}  {self.numbers}  {self.pace}".rstrip()
 
-    def __rich__(self) -> RenderableType:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         line = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            line.add_column(no_wrap=True)
         bar = ProgressBar(total=self.rounds, completed=self.done, width=20)
-        line.add_row(f"[bold]{self.label}[/]", bar, f"{self.done}/{self.rounds}", self.pace)
-        return Group(line, Text(f"  {self.numbers}", style="dim"))
+        line.add_row(Text(self.label, style="bold"), bar, f"{self.done}/{self.rounds}", self.pace)
+        yield line
+        drawn = "" if options.ascii_only else f"  {sparkline(self.course[-SHOWN:])}"
+        yield Text(f"  {self.numbers}{drawn}", style="dim", no_wrap=True, overflow="crop")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """From the least of them up.
+
+    >>> sparkline([0.1, 0.5, 0.9]), sparkline([0.5]), sparkline([])
+    ('▁▅█', '▁', '')
+    """
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    step = max(high - low, LEAST) / (len(BARS) - 1)
+    return "".join(BARS[round((value - low) / step)] for value in values)
+
+
+def clock(seconds: float) -> str:
+    """
+    >>> clock(75.2), clock(3725)
+    ('1:15', '1:02:05')
+    """
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
 
 
 @contextmanager

@@ -48,6 +48,8 @@ def show_cost(cost: Cost, rounds: int, looks: int, console: Console) -> None:
     table.add_row(
         "memory", f"{cost.peak_mb:,.0f} MB at most; all clients' state {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
     )
+    if cost.clock is not None:
+        table.add_row("clock", f"{cost.clock:.1f} s of the clients' time for the first round")
     table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
     table.add_row("", f"{duration(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
     console.print(table)

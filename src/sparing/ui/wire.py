@@ -5,14 +5,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from sparing.core.errors import DataError
 from sparing.core.parcel import Parcel, Schema, row, sent
-from sparing.core.wire import from_bytes, sizes
+from sparing.core.wire import from_bytes, sizes, split
 from sparing.core.wire.frame import read_frame
 from sparing.core.wire.index import Reader
 
 
-def described(data: bytes, schema: Schema | None) -> dict[str, Any]:
-    """All there is to say, as plain values. Without a schema only lengths are known: no name crosses the wire."""
+def described(data: bytes, schemas: list[Schema] | None) -> dict[str, Any]:
+    """All there is to say, as plain values; of each parcel, if a file holds several, one behind the other."""
+    parts = split(data)
+    if schemas is not None and len(schemas) != len(parts):
+        raise DataError(f"{len(parts)} parcels, but schemas of {len(schemas)} lie beside them; put back what belongs")
+    said = [parcel(bytes(part), schema) for part, schema in zip(parts, schemas or [None] * len(parts), strict=True)]
+    return said[0] if len(said) == 1 else {"bytes": len(data), "parcels": said}
+
+
+def parcel(data: bytes, schema: Schema | None) -> dict[str, Any]:
+    """Without a schema only lengths are known: no name crosses the wire."""
     reader = Reader(memoryview(data))
     version, seen = read_frame(reader)
     said: dict[str, Any] = {"bytes": len(data), "version": version, "schema": seen.hex()}
@@ -22,13 +32,13 @@ def described(data: bytes, schema: Schema | None) -> dict[str, Any]:
         lengths.append(part.left)
     if schema is None:
         return said | {"sections": lengths}
-    parcel = from_bytes(data, schema)
-    leaves = [leaf_row(name, parcel, length) for name, length in zip(parcel.leaves, lengths, strict=False)]
+    got = from_bytes(data, schema)
+    leaves = [leaf_row(name, got, length) for name, length in zip(got.leaves, lengths, strict=False)]
     return said | {
         "about": schema.about,
         "leaves": leaves,
-        "notes": {name: note.flatten().tolist() for name, note in parcel.notes.items()},
-        "totals": {kind: int(size[0]) for kind, size in sizes(parcel).items()},
+        "notes": {name: note.flatten().tolist() for name, note in got.notes.items()},
+        "totals": {kind: int(size[0]) for kind, size in sizes(got).items()},
         "entries": sum(leaf["entries"] for leaf in leaves),
     }
 
@@ -51,6 +61,13 @@ def leaf_row(name: str, parcel: Parcel, length: int) -> dict[str, Any]:
 
 
 def show(said: dict[str, Any], console: Console) -> None:
+    if "parcels" in said:
+        parts = said["parcels"]
+        console.print(f"{said['bytes']:,} bytes in {len(parts)} parcels, one behind the other", highlight=False)
+        for part in parts:
+            console.print()
+            show(part, console)
+        return
     console.print(f"{said['bytes']:,} bytes, wire version {said['version']}, schema {said['schema']}", highlight=False)
     if "leaves" not in said:
         for number, length in enumerate(said["sections"]):

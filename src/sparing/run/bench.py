@@ -1,0 +1,117 @@
+"""How fast a study is on this machine: a few of its own rounds, timed after one to warm up, in a process of their own.
+
+A round's seconds are those of training, of the evaluation, and of all the rest: masks, coding, counting, blending.
+"""
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import closing
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, SparingError
+from sparing.core.keys import Ctx
+from sparing.core.tree import Tree
+from sparing.engines.engine import Job
+from sparing.run.config import Study, study_from
+from sparing.run.loop import cohort_size, wanted_of
+from sparing.run.start import fresh, named_task, settled
+
+
+class Speed(NamedTuple):
+    """Medians over the rounds that were timed."""
+
+    method: str
+    rounds: int
+    clients: int  # a round
+    plan: dict[str, Any]
+    device: str
+    seconds: float  # a round, without its evaluation
+    fastest: float
+    slowest: float
+    training_seconds: float  # of these
+    evaluation_seconds: float
+    peak_mb: float  # of the process
+    gpu_mb: float  # 0 without one
+
+    @property
+    def clients_per_second(self) -> float:
+        return self.clients / self.seconds
+
+
+def bench(study: Study, rounds: int) -> Speed:
+    arguments = [sys.executable, "-m", "sparing.run.bench", str(rounds)]
+    done = subprocess.run(arguments, input=study.model_dump_json(), capture_output=True, text=True)
+    if done.returncode == 2:
+        raise ConfigError(done.stderr.strip().splitlines()[-1])
+    if done.returncode:
+        raise SparingError(f"the rounds to be timed failed: {done.stderr.strip().splitlines()[-1]}")
+    return Speed(**json.loads(done.stdout))
+
+
+def timed(study: Study, rounds: int) -> Speed:
+    """In that process."""
+    job, study = settled(study.model_copy(update={"rounds": max(study.rounds, rounds + 1)}), named_task(study))
+    plan = study.plan.model_copy(update={"parcels": "forgotten"})
+    watch = Watch(*job)
+    watch.trained = []
+    count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
+    spent: dict[str, list[float]] = {"round": [], "training": [], "evaluation": []}
+    with closing(fresh(study.model_copy(update={"plan": plan}), watch, None)) as run:
+        for t in range(1, rounds + 2):
+            ids = job.fleet.cohort(job.seed, t, len(job.task), count)
+            watch.trained.clear()
+            began = now()
+            run.server, _ = run.engine.round(run.server, ids, t)
+            spent["round"].append(now() - began)
+            spent["training"].append(sum(watch.trained))
+            began = now()
+            run.engine.evaluate(run.server, t, wanted_of(study.evaluate, job))
+            spent["evaluation"].append(now() - began)
+    after = {name: values[1:] for name, values in spent.items()}
+    return Speed(
+        method="+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in study.method),
+        rounds=rounds,
+        clients=count,
+        plan=study.plan.model_dump(),
+        device=study.device,
+        seconds=statistics.median(after["round"]),
+        fastest=min(after["round"]),
+        slowest=max(after["round"]),
+        training_seconds=statistics.median(after["training"]),
+        evaluation_seconds=statistics.median(after["evaluation"]),
+        peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        gpu_mb=torch.cuda.max_memory_allocated() / 1e6 if torch.cuda.is_available() else 0.0,
+    )
+
+
+class Watch(Job):
+    """The job, with an eye on the clock while clients train."""
+
+    trained: list[float]  # seconds
+
+    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        began = now()
+        out = super().train(start, memory, ctx)
+        self.trained.append(now() - began)
+        return out
+
+
+def now() -> float:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    try:
+        print(json.dumps(timed(study_from(json.load(sys.stdin)), int(sys.argv[1]))._asdict()))
+    except SparingError as error:
+        sys.stderr.write(" ".join(str(error).splitlines()))
+        raise SystemExit(2) from None

@@ -1,0 +1,229 @@
+"""Runs side by side: what each came to over its seeds, what it cost, and how it differs from the baseline.
+
+final         the last value measured                 best          the largest accuracy, the smallest loss
+convergence   the first round whose accuracy is within `tolerance` of the run's best
+compression   the baseline's bytes up a round over the method's: all of them (wire), and of values alone
+seed_std      the standard deviation over seeds of a round's accuracy, mean over rounds
+jitter        the standard deviation of the change in accuracy from one evaluation to the next, after `warmup` rounds
+gap           the difference to the baseline, paired by seed, with a 95 % confidence interval from Student's t
+
+Means and standard deviations (n - 1) are over seeds. A number that a seed does not have, its mean does not have.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+from sparing.core.errors import ConfigError, nearest
+from sparing.run.gather import Group, Kept, differing
+from sparing.run.results import Record, best, bytes_to, last, rounds_to, time_to
+
+CONFIDENCE = 0.95
+SLACK = 1e-9  # so that 0.90 is within 0.01 of 0.91
+PAIRED = ("final_accuracy", "personal_accuracy")
+
+
+class Stat(NamedTuple):
+    """One number over the seeds."""
+
+    mean: float
+    std: float  # NaN for one seed
+    seeds: int  # that have it
+
+
+class Gap(NamedTuple):
+    """How much more than the baseline, over the seeds that both have."""
+
+    mean: float
+    low: float  # NaN for one seed
+    high: float
+    seeds: int
+
+
+class Row(NamedTuple):
+    """One group."""
+
+    label: str
+    seeds: list[int]
+    rounds: int
+    stats: dict[str, Stat]
+    ratios: dict[str, float]  # to the baseline
+    gaps: dict[str, Gap]
+
+
+class Comparison(NamedTuple):
+    rows: list[Row]
+    baseline: str
+    target: float | None
+    notes: list[str]
+
+
+def compare(
+    groups: Sequence[Group],
+    baseline: str | None = None,
+    target: float | None = None,
+    tolerance: float = 0.01,
+    warmup: int = 5,
+    incomplete: bool = False,
+) -> Comparison:
+    """All groups against one of them: the named one, else FedAvg, else the first."""
+    groups, notes = complete(groups, incomplete)
+    base, said = baseline_of(groups, baseline)
+    notes += said + doubts(groups)
+    numbers = [[run_numbers(run, target, tolerance, warmup) for run in group.runs] for group in groups]
+    of_base = numbers[groups.index(base)]
+    rows = []
+    for group, mine in zip(groups, numbers, strict=True):
+        stats = {name: stat([one[name] for one in mine]) for name in mine[0]}
+        between = seed_std([run.table for run in group.runs])
+        stats["seed_std"] = Stat(between, math.nan, len(group.runs) if between == between else 0)
+        gaps = {} if group is base else {name: gap(group, mine, base, of_base, name) for name in PAIRED}
+        seeds, rounds = [run.seed for run in group.runs], len(group.runs[0].table)
+        rows.append(Row(group.label, seeds, rounds, stats, {}, {k: v for k, v in gaps.items() if v.seeds}))
+    first = rows[groups.index(base)]
+    return Comparison([row._replace(ratios=ratios(row, first)) for row in rows], base.label, target, notes)
+
+
+def run_numbers(run: Kept, target: float | None, tolerance: float, warmup: int) -> dict[str, float]:
+    """What one run came to; NaN where there was nothing to measure."""
+    table = run.table
+    out = {
+        "final_accuracy": last(table, "accuracy"),
+        "best_accuracy": best(table),
+        "personal_accuracy": last(table, "personal_accuracy"),
+        "worst_decile": last(table, "worst_decile"),
+        "final_loss": last(table, "loss"),
+        "best_loss": min((r.loss for r in table if r.loss == r.loss), default=math.nan),
+        "final_train_loss": last(table, "train_loss"),
+        "convergence_round": rounds_to(table, best(table) - tolerance - SLACK),
+        "jitter": jitter(table, warmup),
+        "up_mb": sum(r.up_bytes for r in table) / 1e6,
+        "down_mb": sum(r.down_bytes for r in table) / 1e6,
+        "up_values_mb": sum(run.value_bytes) / 1e6,
+    }
+    if target is not None:
+        out["rounds_to_target"] = rounds_to(table, target)
+        out["mb_to_target"] = bytes_to(table, target) / 1e6
+        out["seconds_to_target"] = time_to(table, target)
+    return out
+
+
+def jitter(table: Sequence[Record], warmup: int) -> float:
+    """How uneven the way is: two changes at least."""
+    seen = [r.accuracy for r in table if r.round > warmup and r.accuracy == r.accuracy]
+    return float(np.std(np.diff(seen), ddof=1)) if len(seen) > 2 else math.nan
+
+
+def seed_std(tables: Sequence[Sequence[Record]]) -> float:
+    """Over the rounds that every seed evaluated."""
+    values = np.array([[r.accuracy for r in table] for table in tables])
+    values = values[:, ~np.isnan(values).any(axis=0)]
+    return float(values.std(axis=0, ddof=1).mean()) if len(tables) > 1 and values.size else math.nan
+
+
+def stat(values: Sequence[float]) -> Stat:
+    """
+    >>> stat([1.0, 2.0, 3.0])
+    Stat(mean=2.0, std=1.0, seeds=3)
+    """
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return Stat(float(np.mean(values)), std, sum(value == value for value in values))
+
+
+def gap(group: Group, mine: list[dict], base: Group, theirs: list[dict], name: str) -> Gap:
+    """Paired by seed, which gives both the same split, first model and cohorts; nothing where the tasks differ."""
+    nothing = Gap(math.nan, math.nan, math.nan, 0)
+    if any(key.startswith("task.") for key in differing([group.runs[0].settings, base.runs[0].settings])):
+        return nothing
+    have = {run.seed: one[name] for run, one in zip(base.runs, theirs, strict=True)}
+    pairs = [(one[name], have[run.seed]) for run, one in zip(group.runs, mine, strict=True) if run.seed in have]
+    more = np.array([a - b for a, b in pairs if a == a and b == b])
+    if not len(more):
+        return nothing
+    if len(more) == 1:
+        return Gap(float(more[0]), math.nan, math.nan, 1)
+    reach = float(stdtrit(len(more) - 1, (1 + CONFIDENCE) / 2) * more.std(ddof=1) / math.sqrt(len(more)))
+    return Gap(float(more.mean()), float(more.mean()) - reach, float(more.mean()) + reach, len(more))
+
+
+def ratios(row: Row, base: Row) -> dict[str, float]:
+    """Bytes a round: how many times fewer than the baseline's. Unrest: how much more, as a share."""
+
+    def fewer(name: str) -> float:
+        mine, theirs = row.stats[name].mean / row.rounds, base.stats[name].mean / base.rounds
+        return theirs / mine if mine else (math.inf if theirs else 1.0)
+
+    def more(name: str) -> float:
+        mine, theirs = row.stats[name].mean, base.stats[name].mean
+        return mine / theirs - 1 if theirs else math.nan
+
+    return {
+        "compression": fewer("up_mb"),
+        "compression_values": fewer("up_values_mb"),
+        "seed_std_change": more("seed_std"),
+        "jitter_change": more("jitter"),
+    }
+
+
+def complete(groups: Sequence[Group], incomplete: bool) -> tuple[list[Group], list[str]]:
+    """Groups whose runs have equally many rounds. Others are refused; or, where asked, cut to what all runs have."""
+    out, notes = [], []
+    for group in groups:
+        unfinished = [run for run in group.runs if not run.finished]
+        rounds = [len(run.table) for run in group.runs]
+        if not unfinished and len(set(rounds)) == 1:
+            out.append(group)
+            continue
+        what = ", ".join(f"{run.folder} ({len(run.table)} rounds)" for run in unfinished or group.runs)
+        why = "is not finished" if unfinished else "has runs of different length"
+        if not incomplete:
+            fix = "`sparing resume` goes on with a run" if unfinished else "leave some of them out"
+            raise ConfigError(f"{group.label} {why}: {what}; {fix}, or compare what there is with --allow-incomplete")
+        runs = [run for run in group.runs if run.table]
+        if not runs:
+            notes.append(f"{group.label} {why}: {what}; it is left out")
+            continue
+        least = min(len(run.table) for run in runs)
+        cut = [run._replace(table=run.table[:least], value_bytes=run.value_bytes[:least]) for run in runs]
+        out.append(group._replace(runs=cut))
+        notes.append(f"{group.label} {why}: {what}; figures are after round {least}, over {len(runs)} seeds")
+    if not out:
+        raise ConfigError("none of these runs has a round to compare; let one finish")
+    return out, notes
+
+
+def baseline_of(groups: Sequence[Group], wanted: str | None) -> tuple[Group, list[str]]:
+    if wanted is not None:
+        hits = [group for group in groups if wanted in (group.label, group.runs[0].name)]
+        if len(hits) != 1:
+            labels = [group.label for group in groups]
+            found = f"names {len(hits)} of these" if hits else "is none of these"
+            raise ConfigError(f"--baseline {wanted!r} {found}; {nearest(wanted, labels)}")
+        return hits[0], []
+    plain = [group for group in groups if group.runs[0].name == "fedavg"]
+    if not plain:
+        return groups[0], [f"no run of fedavg alone is here, so compression and differences are to {groups[0].label}"]
+    return plain[0], [f"there are {len(plain)} of fedavg: differences are to {plain[0].label}"] if len(
+        plain
+    ) > 1 else []
+
+
+def doubts(groups: Sequence[Group]) -> list[str]:
+    """What a reader should know before comparing these."""
+    notes = []
+    seeds = {group.label: [run.seed for run in group.runs] for group in groups}
+    if len({tuple(s) for s in seeds.values()}) > 1:
+        said = "; ".join(f"{label}: {', '.join(map(str, s))}" for label, s in seeds.items())
+        notes.append(f"seeds differ ({said}): means are over different ones, differences over those in common")
+    rounds = {group.label: len(group.runs[0].table) for group in groups}
+    if len(set(rounds.values())) > 1:
+        said = "; ".join(f"{label}: {count}" for label, count in rounds.items())
+        notes.append(f"rounds differ ({said}): final figures and megabytes are not of the same round")
+    about = [group.runs[0].settings for group in groups]
+    other = [key for key in differing(about) if key.split(".")[0] not in ("method", "rounds")]
+    if other:
+        notes.append(f"beside the method, these settings differ: {', '.join(other)}")
+    return notes

@@ -1,0 +1,164 @@
+"""Run folders as things to compare: found, read, and grouped by everything but the seed."""
+
+import glob
+import inspect
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sparing.core.errors import ConfigError
+from sparing.core.registry import known
+from sparing.run.config import study_from
+from sparing.run.folder import CONFIG, LEDGER, METRICS, ROUNDS, SUMMARY, Folder
+from sparing.run.ledger import HEADER
+from sparing.run.results import Record, metrics_read, row_read
+from sparing.task.options import named
+
+ASIDE = ("seed", "engine", "device", "plan", "checkpoint", "record")
+"""What does not make it another experiment: the seed, and where and how it was run."""
+UP, VALUE = (HEADER.strip().split(",").index(name) for name in ("direction", "value"))
+
+
+class Kept(NamedTuple):
+    """One run, as its folder tells it."""
+
+    folder: Path
+    data: str
+    name: str  # of the method
+    seed: int
+    settings: dict[str, Any]  # everything but the seed, flat: "local.lr", "method.topk.ratio"
+    table: list[Record]
+    value_bytes: list[int]  # up, a round: the values alone, without index, scale and header
+    finished: bool
+
+
+class Group(NamedTuple):
+    """Runs that differ in nothing but the seed, one for each seed, in its order."""
+
+    label: str
+    runs: list[Kept]
+
+
+def find(places: Sequence[str | Path]) -> list[Path]:
+    """The run folders at these places: run folders, folders of run folders, or patterns such as runs/digits-*."""
+    found: list[Path] = []
+    for place in map(str, places):
+        hits = [Path(place)] if Path(place).exists() else sorted(map(Path, glob.glob(place)))
+        inside = [sub for hit in hits for sub in ([hit] if is_run(hit) else sorted(hit.glob("*"))) if is_run(sub)]
+        if not inside:
+            raise ConfigError(f"{place} holds no run: there is no {CONFIG} in it or in its folders; check the path")
+        found += [folder for folder in inside if folder not in found]
+    return found
+
+
+def is_run(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def read(path: Path) -> Kept:
+    """What a run folder holds so far."""
+    folder, config = Folder.open(path)
+    study = study_from(config, str(path / CONFIG)).model_dump()
+    table = records(folder.path)
+    summary = json.loads((path / SUMMARY).read_text()) if (path / SUMMARY).is_file() else {}
+    name = "+".join(named("method", entry)[0] for entry in study["method"])
+    done = bool(table) and summary.get("rounds") == len(table)
+    data = named("data", study["task"]["data"])[0]
+    return Kept(path, data, name, study["seed"], flat_settings(study), table, values_up(path, len(table)), done)
+
+
+def records(path: Path) -> list[Record]:
+    """The rounds that are written whole; the last line of a run that was killed may not be."""
+    try:
+        said = metrics_read(whole_lines(path / METRICS))
+        table = [row_read(line, said) for line in whole_lines(path / ROUNDS).splitlines()[1:]]
+    except (OSError, ValueError, TypeError):
+        table = None
+    if table is None or [record.round for record in table] != list(range(1, len(table) + 1)):
+        raise ConfigError(f"{path / ROUNDS} is not as it was written; restore it from a copy, or leave this run out")
+    return table
+
+
+def whole_lines(path: Path) -> str:
+    text = path.read_text()
+    return text[: text.rfind("\n") + 1]
+
+
+def values_up(path: Path, rounds: int) -> list[int]:
+    """Bytes of values sent up in each round."""
+    total = [0] * rounds
+    for line in whole_lines(path / LEDGER).splitlines()[1:]:
+        cells = line.split(",")
+        if cells[UP] == "up" and int(cells[0]) <= rounds:
+            total[int(cells[0]) - 1] += int(cells[VALUE])
+    return total
+
+
+def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
+    """A study without its seed, flat, options of the method that are at their default left out.
+
+    >>> flat_settings({"seed": 3, "rounds": 5, "local": {"lr": 0.1}, "method": ["psfed", {"topk": {"ratio": 0.1}}]})
+    {'rounds': 5, 'local.lr': 0.1, 'method': 'psfed+topk'}
+    """
+    out: dict[str, Any] = {}
+
+    def put(key: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for name, inner in value.items():
+                put(f"{key}.{name}" if key else name, inner)
+        else:
+            out[key] = value
+
+    put("", {key: value for key, value in study.items() if key not in (*ASIDE, "method")})
+    entries = [named("method", entry) for entry in study["method"]]
+    out["method"] = "+".join(name for name, _ in entries)
+    for name, options in entries:
+        usual = defaults(name)
+        for key, value in options.items():
+            if key not in usual or usual[key] != value:
+                out[f"method.{name}.{key}"] = value
+    return out
+
+
+def defaults(name: str) -> dict[str, Any]:
+    entry = known().get(name)
+    return {p.name: p.default for p in inspect.signature(entry.make).parameters.values()} if entry else {}
+
+
+def grouped(runs: Sequence[Kept]) -> tuple[list[Group], list[str]]:
+    """Groups in the order their first run was given, each with a name of its own, and what there is to say."""
+    notes: list[str] = []
+    sets: dict[str, list[Kept]] = {}
+    for run in runs:
+        have = sets.setdefault(json.dumps(run.settings, sort_keys=True), [])
+        twin = next((other for other in have if other.seed == run.seed), None)
+        if twin is None:
+            have.append(run)
+        elif run.finished and not twin.finished:
+            have[have.index(twin)] = run
+            notes.append(f"{twin.folder} is unfinished and {run.folder} is the same study: the first is left out")
+        else:
+            notes.append(f"{run.folder} is the same study and seed as {twin.folder}: it is left out")
+    members = [sorted(have, key=lambda run: run.seed) for have in sets.values()]
+    return [Group(label_of(have, members), have) for have in members], notes
+
+
+def label_of(runs: list[Kept], groups: list[list[Kept]]) -> str:
+    """The method's name, with its options and the settings by which it differs from others of that name."""
+    first = runs[0]
+    apart = differing([others[0].settings for others in groups if others[0].name == first.name])
+    keys = [key for key in first.settings if key in apart or key.startswith("method.")]
+    short = [key.removeprefix("method.").removeprefix(f"{first.name}.") for key in keys]
+    said = ", ".join(f"{name}={shown(first.settings[key])}" for name, key in zip(short, keys, strict=True))
+    return f"{first.name} ({said})" if said else first.name
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """The keys that are not the same everywhere."""
+    keys = dict.fromkeys(key for one in settings for key in one)
+    return [key for key in keys if any(one.get(key) != settings[0].get(key) for one in settings)]
+
+
+def shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

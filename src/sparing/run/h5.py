@@ -1,0 +1,82 @@
+"""Results as HDF5 files `DATASET_ALGORITHM_GOAL_RUN.h5`, in the layout people's scripts already load.
+
+    attributes                        algorithm, dataset, rounds
+    test_acc, train_loss              (runs, rounds)
+    *_mean, *_std of both             (rounds,), over runs; std divides by the number of runs, as numpy does by default
+    rs_test_acc, rs_test_auc, rs_train_loss   (rounds,), mean over runs
+
+test_acc is the global model's accuracy on all test samples. A file is built in memory and takes its place in one step,
+so it is whole whenever it is there.
+"""
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from sparing.core.errors import ConfigError
+from sparing.run.files import write_atomic
+from sparing.run.results import Record
+
+CURVES = {"test_acc": "accuracy", "train_loss": "train_loss", "test_auc": "auc"}
+UNSAFE = re.compile(r"[^\w.+=-]+")  # in the name of a file
+Table = Sequence[Record]
+
+
+def file_name(dataset: str, algorithm: str, goal: str, run: int | str) -> str:
+    """
+    >>> file_name("MNIST", "SR-FedAvg", "test", 0)
+    'MNIST_SR-FedAvg_test_0.h5'
+    """
+    words = (UNSAFE.sub("-", str(word)).strip("-") for word in (dataset, algorithm, goal, run))
+    return "_".join(words) + ".h5"
+
+
+def write_run(
+    folder: str | Path, dataset: str, algorithm: str, goal: str, run: int | str, tables: Sequence[Table]
+) -> Path:
+    """One file, of one run or of several together."""
+    data = h5_bytes(dataset, algorithm, tables)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder) / file_name(dataset, algorithm, goal, run)
+    write_atomic(path, data)
+    return path
+
+
+def write_runs(folder: str | Path, dataset: str, algorithm: str, goal: str, tables: Sequence[Table]) -> list[Path]:
+    """A file for each run, numbered from 0, and one for all."""
+    files = [(i, [table]) for i, table in enumerate(tables)] + [("all", list(tables))]
+    return [write_run(folder, dataset, algorithm, goal, run, some) for run, some in files]
+
+
+def h5_bytes(dataset: str, algorithm: str, tables: Sequence[Table]) -> bytes:
+    curves = {name: curve(tables, column) for name, column in CURVES.items()}
+    out = io.BytesIO()
+    with h5py.File(out, "w") as file:
+        file.attrs.update({"algorithm": algorithm, "dataset": dataset, "rounds": len(tables[0])})
+        for name in ("test_acc", "train_loss"):
+            file[name] = curves[name]
+            file[f"{name}_mean"] = curves[name].mean(axis=0)
+            file[f"{name}_std"] = curves[name].std(axis=0)
+        for name, values in curves.items():
+            file[f"rs_{name}"] = values.mean(axis=0)
+    return out.getvalue()
+
+
+def curve(tables: Sequence[Table], column: str) -> np.ndarray:
+    """One column, (runs, rounds); every round has to be there."""
+    lengths = sorted({len(table) for table in tables})
+    if len(lengths) != 1 or not lengths[0]:
+        seen = " and ".join(map(str, lengths)) or "no"
+        raise ConfigError(f"an H5 file needs runs of equally many rounds, seen {seen}; finish them, or give others")
+    if column == "accuracy":
+        missing = next((r.round for table in tables for r in table if math.isnan(r.accuracy)), None)
+        if missing is not None:
+            raise ConfigError(
+                f"an H5 file needs an accuracy for every round, and round {missing} has none; run with evaluate.every=1"
+            )
+    return np.array([[getattr(record, column) for record in table] for table in tables], dtype=np.float64)

@@ -1,0 +1,53 @@
+"""log.txt of a run folder: what the run said, a line each. It only grows; a resumed run goes on in the same file.
+
+Every round has a line. Warnings are there, and what the logger `sparing` lets through: its debug lines too, where
+somebody asked for them (`-v`).
+"""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sparing.core.errors import SparingError
+from sparing.run.results import Record
+
+LOG = logging.getLogger("sparing")
+
+
+@contextmanager
+def logging_to(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
+    """The logger to hand to a run; whatever is said meanwhile is written to `path`."""
+    with open(path, "a", encoding="utf-8") as file:
+        handler, shown = logging.StreamHandler(file), warnings.showwarning
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+
+        def say(text: str) -> None:
+            handler.handle(logging.makeLogRecord({"msg": " ".join(text.split())}))
+
+        def show(message: Warning | str, *where: Any) -> None:
+            say(f"warning: {message}")
+            shown(message, *where)
+
+        LOG.addHandler(handler)
+        warnings.showwarning = show
+        say(opening)
+        try:
+            yield lambda record: say(line(record))
+            say("finished")
+        except BaseException as error:
+            say(f"stopped: {error}" if isinstance(error, SparingError) else f"stopped: {type(error).__name__}")
+            raise
+        finally:
+            LOG.removeHandler(handler)
+            warnings.showwarning = shown
+
+
+def line(record: Record) -> str:
+    """A round in one line; what was not measured is left out."""
+    shares = {"accuracy": record.accuracy, "personal": record.personal_accuracy, "train_loss": record.train_loss}
+    measured = "".join(f" {name}={value:.4f}" for name, value in shares.items() if value == value)
+    sent = f" clients={record.clients} up={record.up_bytes} down={record.down_bytes}"
+    return f"round {record.round}{measured}{sent} seconds={record.seconds:.2f}"

@@ -1,0 +1,1 @@
+"""The commands of `sparing`, a function each; `sparing.ui.cli` puts them together."""

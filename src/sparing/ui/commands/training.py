@@ -1,0 +1,165 @@
+"""`sparing new`, `run`, `resume`, `pfllib`, `demo`: what trains."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from sparing.core.errors import ConfigError
+from sparing.run.config import Study, load_study
+from sparing.run.folder import CONFIG
+from sparing.run.gather import flat_settings
+from sparing.run.h5 import write_run
+from sparing.run.loop import Logger
+from sparing.run.results import Result
+from sparing.run.start import resume as continue_run
+from sparing.run.start import start
+from sparing.ui import demo as demonstration
+from sparing.ui import new as template
+from sparing.ui.commands.common import AsJson, StudyItems, Verbose, complain, print_json
+from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
+from sparing.ui.live import Progress, watching
+from sparing.ui.pfllib import asked
+from sparing.ui.text import method_name, print_result
+from sparing.ui.trackers import TRACKERS, tracking
+
+RESULTS = Path("results")
+Track = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Also tell a tracker: {', '.join(TRACKERS)}; may be repeated.", autocompletion=lambda: list(TRACKERS)
+    ),
+]
+
+
+def new(name: Annotated[Path, typer.Argument(help="The folder to make.")]) -> None:
+    """Write a commented study file and a README into a new folder.
+
+    \b
+    sparing new first && cd first && sparing run study.yaml
+    """
+    for path in template.new(name):
+        typer.echo(f"wrote {path}")
+    typer.echo(template.next_steps(name))
+
+
+def run(
+    items: StudyItems = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TASK-METHOD-SEED]")] = None,
+    track: Track = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train, and write a run folder.
+
+    \b
+    sparing run                                  every key has a default
+    sparing run study.yaml rounds=50 local.lr=0.1 --out runs/first
+    sparing run 'method=[psfed, {topk: {ratio: 0.05}}, int8]' sample=5
+    """
+    path, overrides = split_items(items or [])
+    study = load_study(path, overrides)
+    finish(begun(study, out or free_folder(study)), as_json, track or ())
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A run folder.")],
+    track: Track = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Continue the run in a folder from its last checkpoint.
+
+    \b
+    sparing resume runs/digits-fedavg-0
+    """
+    finish(continued(folder), as_json, track or ())
+
+
+def pfllib(flags: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Run a study given by PFLlib's flags, and write its H5 result files."""
+    said = asked(flags or [])
+    if not said.as_json:
+        plain = said.study.model_dump(exclude_unset=True)
+        typer.echo(f"{said.algorithm} on {said.dataset}, as a study:\n\n{yaml.safe_dump(plain, sort_keys=False)}")
+        for note in said.notes:
+            complain(f"note: {note}")
+    results, names = [], (said.dataset, said.algorithm, said.goal)
+    paths: list[Path] = []
+    for i in range(said.times):
+        folder = said.folder(i)
+        going = goes_on(said.of_run(i), folder) if (folder / CONFIG).exists() else begun(said.of_run(i), folder)
+        results.append(watched(going, said.as_json))
+        if not said.as_json:
+            print_result(results[-1], str(folder), Console())
+        paths.append(write_run(RESULTS, *names, i, [results[-1].table]))
+    paths.append(write_run(RESULTS, *names, "all", [result.table for result in results]))
+    if said.as_json:
+        runs = [{**result.summary, "folder": str(said.folder(i))} for i, result in enumerate(results)]
+        print_json({"study": said.study.model_dump(), "runs": runs, "files": [str(path) for path in paths]})
+    else:
+        for path in paths:
+            typer.echo(f"wrote {path}")
+
+
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, the model and every draw.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """FedAvg against seven ways to send less, on handwritten digits."""
+    if as_json:
+        print_json(demonstration.as_json(demonstration.silent(rounds, seed)))
+        return
+    console = Console()
+    demonstration.demo(rounds, seed, console)
+    demonstration.print_footer(rounds, console)
+
+
+Going = tuple[Path, Progress, Callable[[Sequence[Logger]], Result]]
+"""The run folder, what to watch, and what trains."""
+
+
+def begun(study: Study, folder: Path) -> Going:
+    progress = Progress(method_name(study.method), study.rounds)
+    return folder, progress, lambda loggers: start(study, out=folder, loggers=loggers)
+
+
+def continued(folder: Path) -> Going:
+    study = study_of(folder)
+    progress = Progress(method_name(study.method), study.rounds, earlier_rounds(folder))
+    return folder, progress, lambda loggers: continue_run(folder, loggers=loggers)
+
+
+def goes_on(study: Study, folder: Path) -> Going:
+    """The run that is in the folder, if it is this one."""
+    there = study_of(folder)
+    if there.seed != study.seed or flat_settings(there.model_dump()) != flat_settings(study.model_dump()):
+        raise ConfigError(f"{folder} holds a run of another study; name this one differently with -go")
+    return continued(folder)
+
+
+def watched(going: Going, quiet: bool, track: Sequence[str] = ()) -> Result:
+    """Run to the end under the eyes of the user, and of the trackers named."""
+    folder, progress, go = going
+    try:
+        with tracking(track, folder) as tell:
+            if quiet:
+                return go((tell,))
+            with watching(progress, Console()) as logger:
+                return go((logger, tell))
+    except KeyboardInterrupt:
+        complain(f"stopped; {where_it_stands(folder, progress.rounds)}")
+        raise typer.Exit(130) from None
+
+
+def finish(going: Going, as_json: bool, track: Sequence[str]) -> None:
+    """Run, then say what came of it."""
+    result, folder = watched(going, as_json, track), str(going[0])
+    if as_json:
+        print_json({**result.summary, "folder": folder})
+    else:
+        print_result(result, folder, Console())

@@ -1,0 +1,150 @@
+"""The same figures as files for a paper: PNG, SVG or PDF, drawn by matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from sparing.ui.plots.split import INK, PALE, RULE, ink
+from sparing.ui.report.figure import Figure, Plot, Series, short
+
+COLOURS = ("#0067a5", "#c44900", "#00795a", "#a83e81", "#8a6100", "#2c7fb8", "#4d4d4d", "#6a3d9a")
+DASHES = (
+    "-",
+    (0, (6, 2)),
+    (0, (3, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+    "-",
+    (0, (1.5, 1.5)),
+    (0, (9, 2)),
+    (0, (4, 1.5, 1, 1.5)),
+)
+MARKS = "osD^vPX*"
+FORMATS = ("png", "svg", "pdf")
+STYLE = {"svg.hashsalt": "sparing", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
+
+
+def write(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
+    """KEY.png and so on, each with all plots of a figure. The same runs give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with rc_context(STYLE):  # pyright: ignore[reportArgumentType]
+        for figure in figures:
+            canvas = drawn(figure)
+            for kind in formats:
+                aside: dict[str, Any] = {
+                    "png": {"Software": None},
+                    "svg": {"Date": None},
+                    "pdf": {"CreationDate": None},
+                }
+                paths.append(folder / f"{figure.key}.{kind}")
+                canvas.savefig(paths[-1], format=kind, dpi=200, metadata=aside[kind])
+    return paths
+
+
+def drawn(figure: Figure) -> Canvas:
+    """Line plots side by side; many maps in a grid."""
+    columns = min(len(figure.plots), 4 if any(plot.kind == "heat" for plot in figure.plots) else 2)
+    rows = -(-len(figure.plots) // columns)
+    wide = 3.4 if columns > 2 else 5.2
+    tall = max(3.2, max(0.28 * (len(plot.rows) or len(plot.series)) for plot in figure.plots if plot.kind != "heat")
+               if any(plot.kind != "heat" for plot in figure.plots) else 3.2)  # fmt: skip
+    canvas = Canvas(figsize=(wide * columns, tall * rows), layout="constrained", facecolor="white")
+    for i, plot in enumerate(figure.plots):
+        ax = canvas.add_subplot(rows, columns, i + 1)
+        {"lines": lines, "points": points, "bars": bars, "strips": strips, "heat": heat}[plot.kind](ax, plot)
+        ax.set_title(plot.title, size=9.5, color=INK, loc="left")
+        ax.set_xlabel(plot.x, color=INK)
+        ax.set_ylabel(plot.y, color=INK)
+        ax.tick_params(color=RULE, labelcolor=PALE, labelsize=8)
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.spines[["left", "bottom"]].set_color(RULE)
+    canvas.suptitle(figure.title, size=11.5, weight="bold", color=INK, x=0.01, ha="left")
+    return canvas
+
+
+def look(one: Series) -> dict[str, Any]:
+    return {"color": COLOURS[one.tint % len(COLOURS)]}
+
+
+def lines(ax: Axes, plot: Plot) -> None:
+    for one in plot.series:
+        dash = (0, (1.5, 2.5)) if one.hollow else DASHES[one.tint % len(DASHES)]
+        ax.plot(one.x, one.y, linestyle=dash, linewidth=1.6, label=one.name, **look(one))
+        if one.spread:
+            y, s = np.array(one.y), np.array(one.spread)
+            ax.fill_between(one.x, y - s, y + s, alpha=0.13, linewidth=0, **look(one))
+    if plot.log:
+        in_decades(ax)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(6, integer=plot.x == "round"))
+    ax.grid(axis="y", color="#e4e8ec", linewidth=0.6)
+    key(ax, plot)
+
+
+def points(ax: Axes, plot: Plot) -> None:
+    if len(plot.front) > 1:
+        ax.plot(*zip(*plot.front, strict=True), color=RULE, linestyle=(0, (4, 4)), linewidth=1, zorder=1)
+    for one in plot.series:
+        fill = "white" if one.hollow else look(one)["color"]
+        shape = MARKS[one.tint % len(MARKS)]
+        ax.errorbar(one.x, one.y, one.spread, marker=shape, markerfacecolor=fill, ls="", label=one.name, **look(one))
+    in_decades(ax)
+    ax.margins(x=0.1, y=0.1)
+    key(ax, plot)
+
+
+def key(ax: Axes, plot: Plot) -> None:
+    """Below the plot, where it hides nothing."""
+    if len(plot.series) > 1:
+        where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3 if len(plot.series) > 4 else 2}
+        ax.legend(frameon=False, fontsize=7.5, labelcolor=INK, **where)
+
+
+def in_decades(ax: Axes) -> None:
+    ax.set_xscale("log")
+    low, high = ax.get_xlim()
+    decades = np.log10(high / low)
+    ax.xaxis.set_major_locator(
+        LogLocator(10, subs=(1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,))
+    )
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short(x)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def bars(ax: Axes, plot: Plot) -> None:
+    start = np.zeros(len(plot.rows))
+    for one in plot.series:
+        ax.barh(range(len(plot.rows)), one.y, 0.7, left=start, label=one.name, **look(one))
+        start += np.array(one.y)
+    ax.set_yticks(range(len(plot.rows)), plot.rows)
+    ax.invert_yaxis()
+    key(ax, plot)
+
+
+def strips(ax: Axes, plot: Plot) -> None:
+    for i, one in enumerate(plot.series):
+        offset = 0.6 * (np.arange(len(one.y)) * 0.6180339887 % 1 - 0.5)
+        ax.plot(one.y, i + offset, ".", alpha=0.35, markeredgewidth=0, **look(one))
+        low, half, high = np.quantile(one.y, (0.25, 0.5, 0.75))
+        ax.barh(i, high - low, 0.45, left=low, fill=False, edgecolor=look(one)["color"])
+        ax.vlines(half, i - 0.32, i + 0.32, linewidth=2.2, **look(one))
+    ax.set_yticks(range(len(plot.series)), [one.name for one in plot.series])
+    ax.invert_yaxis()
+
+
+def heat(ax: Axes, plot: Plot) -> None:
+    values = np.array([[np.nan if x is None else x for x in row] for row in plot.values], dtype=float)
+    image = ax.imshow(values, cmap=ink(), aspect="auto", interpolation="nearest")
+    for axis, names in ((ax.yaxis, plot.rows), (ax.xaxis, plot.columns)):
+        every = max(1, -(-len(names) // 12))
+        axis.set_ticks(range(0, len(names), every), names[::every])
+    assert ax.figure is not None
+    bar = ax.figure.colorbar(image, ax=ax, fraction=0.05)
+    bar.ax.tick_params(labelsize=7, length=0)
+    bar.outline.set_visible(False)  # pyright: ignore

@@ -1,0 +1,118 @@
+"""Figures of what goes on inside a method, from what it reports of each round; only where the runs have it."""
+
+from collections.abc import Callable, Sequence
+
+from sparing.ui.report.curves import course, lines_of
+from sparing.ui.report.figure import Figure, Plot, Series
+from sparing.ui.report.reading import Members
+
+MOST = 12  # lines in one plot
+
+
+def coverage(groups: Sequence[Members]) -> Figure | None:
+    """How much of the model somebody voted on; nothing to see where it is always all of it."""
+    found = [one for one in lines_of(groups, "coverage", 100) if min(one.y) < 100]
+    if not found:
+        return None
+    plots = [Plot("lines", "round", "share of the parameters (%)", series=found)]
+    tables = [course("Share of the parameters (%) that somebody sent", found)]
+    if apart := lines_of(groups, "stale_divergence"):
+        plots.append(Plot("lines", "round", "variance between clients", "how far apart clients start", apart))
+        tables.append(course("Variance between the clients' copies at the start of a round", apart))
+    return Figure(
+        "coverage",
+        "Masks: how much of the model a round reaches",
+        "Below 100 %, some parameters got no update in that round from anybody.",
+        plots,
+        tables,
+    )
+
+
+def shrinkage(groups: Sequence[Members]) -> Figure | None:
+    return of_layers(
+        groups,
+        "c/",
+        "shrinkage",
+        "Stein shrinkage: how much of each layer's update is kept",
+        "At 1 the mean update is taken as it is; nearer 0 it is taken for noise and held back.",
+        "coefficient",
+    )
+
+
+def pruned(groups: Sequence[Members]) -> Figure | None:
+    return of_layers(
+        groups,
+        "pruned_share/",
+        "pruned",
+        "FedSCR: how much of each layer is not sent",
+        "Higher sends less; what is left out stays in the client's memory for a later round.",
+        "share not sent (%)",
+        100,
+    )
+
+
+def approximation(groups: Sequence[Members]) -> Figure | None:
+    return of_layers(
+        groups,
+        "approximation/",
+        "approximation",
+        "Low rank: what the smallest models cannot say of each layer",
+        "The relative distance of each layer from its best low-rank version; 0 loses nothing.",
+        "relative error",
+    )
+
+
+def thresholds(groups: Sequence[Members]) -> Figure | None:
+    def lines(group: Members) -> list[Series]:
+        names = {"threshold_max": "largest", "threshold_mean": "mean", "threshold_min": "smallest"}
+        return [one._replace(name=said, tint=i) for i, (name, said) in enumerate(names.items())
+                for one in lines_of([group], name)]  # fmt: skip
+
+    read = "Each client's threshold follows how much it differs; a lower one sends more."
+    return stacked(groups, lines, "thresholds", "FedSCR: thresholds that adapt", read, "threshold")
+
+
+def epsilon(groups: Sequence[Members]) -> Figure | None:
+    found = lines_of(groups, "epsilon")
+    if not found:
+        return None
+    return Figure(
+        "epsilon",
+        "Privacy spent",
+        "Epsilon only grows; a smaller one promises more, and what it promises is in docs/privacy.md.",
+        [Plot("lines", "round", "epsilon so far", series=found)],
+        [course("Epsilon", found)],
+    )
+
+
+def of_layers(
+    groups: Sequence[Members], prefix: str, key: str, title: str, read: str, y: str, scale: float = 1.0
+) -> Figure | None:
+    """A plot for each group that reports something by layer, a line for each layer."""
+
+    def lines(group: Members) -> list[Series]:
+        names = dict.fromkeys(name for record in group.seen[0].run.table for name in record.metrics)
+        layers = [name for name in names if name.startswith(prefix)]
+        found = [one._replace(name=layer.removeprefix(prefix)) for layer in spaced(layers)
+                 for one in lines_of([group], layer, scale)]  # fmt: skip
+        return [one._replace(tint=i) for i, one in enumerate(found)]
+
+    return stacked(groups, lines, key, title, read, y)
+
+
+def stacked(
+    groups: Sequence[Members], lines: Callable[[Members], list[Series]], key: str, title: str, read: str, y: str
+) -> Figure | None:
+    found = [(group.label, lines(group)) for group in groups]
+    found = [(label, series) for label, series in found if series]
+    if not found:
+        return None
+    plots = [Plot("lines", "round", y, label, series) for label, series in found]
+    return Figure(key, title, read, plots, [course(f"{label}: {y}", series) for label, series in found])
+
+
+def spaced(names: list[str]) -> list[str]:
+    """At most so many, evenly spread."""
+    if len(names) <= MOST:
+        return names
+    return [names[round(i * (len(names) - 1) / (MOST - 1))] for i in range(MOST)]

@@ -1,0 +1,213 @@
+"""Plots as SVG, and what to say at each place. Colours are CSS classes, t0 to t7 for series, h0 to h9 for heat."""
+
+import math
+from collections.abc import Callable
+from html import escape
+from typing import Any, NamedTuple
+
+from sparing.ui.report.figure import Plot, Series, log_ticks, reach, short, ticks
+
+WIDE, HIGH = 560, 320
+TINTS = 8
+LETTER, BOLD = 7.4, 8.4  # the width of one in a wide face
+NAME = 18  # letters of a label at most
+LINE = 15  # from one label to the next
+
+
+class Drawn(NamedTuple):
+    """The picture, and where a pointer or an arrow key can stop: x, y, a head, and [series, text] lines."""
+
+    svg: str
+    width: int
+    stops: list[list[Any]]
+    mode: str = "near"  # "x": the stop nearest in x alone
+
+
+class Frame(NamedTuple):
+    """Data to pixels."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x: tuple[float, float]
+    y: tuple[float, float]
+    log: bool = False
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        a, b = self.x
+        share = math.log(x / a) / math.log(b / a) if self.log else (x - a) / (b - a)
+        high = (y - self.y[0]) / (self.y[1] - self.y[0])
+        return self.left + share * (self.right - self.left), self.bottom - high * (self.bottom - self.top)
+
+
+def tint(i: int) -> str:
+    return f"t{i % TINTS}"
+
+
+def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start", more: str = "") -> str:
+    look = f' class="{kind}"' if kind else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{look} text-anchor="{anchor}"{more}>{escape(words)}</text>'
+
+
+def rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
+    return f'<path class="{kind}" d="M{x1:.1f} {y1:.1f}L{x2:.1f} {y2:.1f}"/>'
+
+
+def path(points: list[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def cut(words: str, most: int) -> str:
+    """
+    >>> cut("psfed+int8", 20), cut("psfed+topk+int8+memory", 10)
+    ('psfed+int8', 'psfed+top…')
+    """
+    return words if len(words) <= most else words[: most - 1] + "…"
+
+
+def axes(plot: Plot, frame: Frame) -> list[str]:
+    out = []
+    whole = all(x == int(x) for one in plot.series for x in one.x)
+    for x in log_ticks(*frame.x) if frame.log else ticks(*frame.x, whole=whole):
+        px, _ = frame.at(x, frame.y[0])
+        out += [
+            rule(px, frame.bottom, px, frame.bottom + 4, "rule"),
+            text(px, frame.bottom + 18, short(x), "", "middle"),
+        ]
+    for y in ticks(*frame.y, 5):
+        _, py = frame.at(frame.x[1], y)
+        out += [rule(frame.left, py, frame.right, py, "grid"), text(frame.left - 8, py + 4, short(y), "", "end")]
+    out.append(rule(frame.left, frame.bottom, frame.right, frame.bottom, "rule"))
+    middle = (frame.left + frame.right) / 2
+    out.append(text(middle, frame.bottom + 38, plot.x, "label", "middle"))
+    out.append(text(4, frame.top - 12, plot.y, "label"))
+    return out
+
+
+def frame_of(plot: Plot, right: float) -> Frame:
+    xs = [x for one in plot.series for x in one.x]
+    ends = [y + k * s for one in plot.series for y, s in zip(one.y, one.spread or [0.0] * len(one.y), strict=True)
+            for k in (-1, 1)]  # fmt: skip
+    if plot.log:
+        low, high = min(x for x in xs if x > 0), max(xs)
+        x = (low / 1.15, high * 1.15)
+    else:
+        x = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
+    y = reach(ends)
+    left = 16 + LETTER * max(len(short(tick)) for tick in ticks(*y, 5))
+    return Frame(left, WIDE - right, 30, HIGH - 46, x, y, plot.log)
+
+
+def lines(plot: Plot) -> Drawn:
+    longest = max(len(cut(one.name, NAME)) for one in plot.series)
+    frame = frame_of(plot, 16 + longest * BOLD if len(plot.series) > 1 else 16)
+    out = axes(plot, frame)
+    ends: list[tuple[float, int, Series]] = []
+    for i, one in enumerate(plot.series):
+        points = [frame.at(x, y) for x, y in zip(one.x, one.y, strict=True) if x > 0 or not plot.log]
+        body = ""
+        if one.spread is not None and len(points) > 1:
+            both = list(zip(one.x, one.y, one.spread, strict=True))
+            edge = [frame.at(x, y + s) for x, y, s in both] + [frame.at(x, y - s) for x, y, s in reversed(both)]
+            body += f'<path class="band" d="{path(edge)}Z"/>'
+        dash = " dashed" if one.hollow else ""
+        body += f'<path class="line{dash}" d="{path(points)}"/>'
+        if len(points) <= 30:
+            body += "".join(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in points)
+        out.append(f'<g class="{tint(one.tint)}" data-series="{i}">{body}</g>')
+        ends.append((points[-1][1], i, one))
+    if len(plot.series) > 1:
+        out += [end_label(frame, y, i, one) for y, i, one in apart(ends, frame)]
+    stops = line_stops(plot, frame)
+    return Drawn(svg(out, HIGH, plot), WIDE, stops, "x")
+
+
+def end_label(frame: Frame, y: float, i: int, one: Series) -> str:
+    words = text(frame.right + 8, y + 4, cut(one.name, NAME), f"name {tint(one.tint)}")
+    return f'<g data-series="{i}">{words}</g>'
+
+
+def apart(ends: list[tuple[float, int, Series]], frame: Frame) -> list[tuple[float, int, Series]]:
+    """Labels at least a line apart, inside the frame."""
+    ends = sorted(ends, key=lambda end: end[0])
+    places = [y for y, *_ in ends]
+    for k in range(1, len(places)):
+        places[k] = max(places[k], places[k - 1] + LINE)
+    low = frame.bottom + 4
+    for k in reversed(range(len(places))):
+        places[k] = min(places[k], low)
+        low = places[k] - LINE
+    return [(y, i, one) for y, (_, i, one) in zip(places, ends, strict=True)]
+
+
+def line_stops(plot: Plot, frame: Frame) -> list[list[Any]]:
+    """One for each x that any line has; lines that have none there say nothing."""
+    said: dict[float, list[list[Any]]] = {}
+    place: dict[float, float] = {}
+    for i, one in enumerate(plot.series):
+        for k, (x, y) in enumerate(zip(one.x, one.y, strict=True)):
+            if plot.log and x <= 0:
+                continue
+            spread = f" ± {short(one.spread[k])}" if one.spread else ""
+            said.setdefault(x, []).append([i, f"{one.name}: {short(y)}{spread}"])
+            place.setdefault(x, frame.at(x, y)[1])
+    head = plot.x.split(" (")[0].split(",")[0]
+    return [[round(frame.at(x, 0)[0], 1), round(place[x], 1), f"{head} {short(x)}", said[x]] for x in sorted(said)]
+
+
+def points(plot: Plot) -> Drawn:
+    frame = frame_of(plot, 30)
+    out, stops = axes(plot, frame), []
+    if len(plot.front) > 1:
+        out.append(f'<path class="front" d="{path([frame.at(x, y) for x, y in plot.front])}"/>')
+    places = [frame.at(one.x[0], one.y[0]) for one in plot.series]
+    taken = [(x - 7, x + 7, y) for x, y in places]
+    for i, (one, (px, py)) in enumerate(zip(plot.series, places, strict=True)):
+        whisker = ""
+        if one.spread:
+            high, low = (frame.at(one.x[0], one.y[0] + k * one.spread[0])[1] for k in (1, -1))
+            whisker = rule(px, high, px, low, "whisker")
+        name = cut(one.name, 26)
+        start, y = free_place(px, py, len(name) * BOLD, taken)
+        taken.append((start, start + len(name) * BOLD, y))
+        mark = f'<circle class="{"hole" if one.hollow else "point"}" cx="{px:.1f}" cy="{py:.1f}" r="5.5"/>'
+        label = text(start, y + 4, name, "name")
+        out.append(f'<g class="{tint(one.tint)}" data-series="{i}">{whisker}{mark}{label}</g>')
+        spread = f" ± {short(one.spread[0])}" if one.spread else ""
+        said = f"{short(one.y[0])}{spread} for {short(one.x[0])} MB"
+        stops.append([round(px, 1), round(py, 1), one.name, [[i, said]]])
+    return Drawn(svg(out, HIGH, plot), WIDE, sorted(stops, key=lambda stop: stop[0]))
+
+
+def free_place(px: float, py: float, width: float, taken: list[tuple[float, float, float]]) -> tuple[float, float]:
+    """Where a label fits: to the right, to the left, or a little higher or lower; taken are (from, to, y)."""
+    shifts = [0.0, *(k * step for step in range(8, 80, 4) for k in (1, -1))]
+    for dy in shifts:
+        for start in (px + 10, px - 10 - width):
+            fits = start >= 2 and start + width <= WIDE - 2
+            if fits and not any(start < b and a < start + width and abs(py + dy - y) < LINE - 2 for a, b, y in taken):
+                return start, py + dy
+    return px + 10, py
+
+
+def svg(parts: list[str], high: float, plot: Plot, wide: int = WIDE) -> str:
+    """Decoration only: the page names the picture and offers its numbers."""
+    cursor = '<g class="cursor" hidden="hidden"></g>'
+    return (
+        f'<svg viewBox="0 0 {wide} {high:.0f}" xmlns="http://www.w3.org/2000/svg" aria-hidden="true" '
+        f'data-kind="{plot.kind}">{"".join(parts)}{cursor}</svg>'
+    )
+
+
+def draw(plot: Plot) -> Drawn:
+    from sparing.ui.report import svg_rows  # draws with what is above
+
+    drawers: dict[str, Callable[[Plot], Drawn]] = {
+        "lines": lines,
+        "points": points,
+        "bars": svg_rows.bars,
+        "strips": svg_rows.strips,
+        "heat": svg_rows.heat,
+    }
+    return drawers[plot.kind](plot)

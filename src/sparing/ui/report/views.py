@@ -1,0 +1,176 @@
+"""Figures from the pictures a run keeps: who holds what, who has which size, who is alike, what updates look like."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparing.run.pictures import Picture
+from sparing.ui.compare import Sheet
+from sparing.ui.report.figure import Figure, Plot, Series, short
+from sparing.ui.report.reading import Members, Seen
+
+
+def taken(one: Seen, kind: str) -> list[Picture]:
+    return [picture for picture in one.pictures if picture["kind"] == kind]
+
+
+def split(groups: Sequence[Members]) -> Figure | None:
+    """One for each split there is, of the first seed that has it."""
+    plots, tables, seen, said = [], [], [], ""
+    for group in groups:
+        one = group.seen[0]
+        for picture in taken(one, "split"):
+            if picture in seen:
+                continue
+            seen.append(picture)
+            what = f"{one.run.settings['task.data']}, seed {one.run.seed}"
+            clients = [str(i) for i in picture["ids"]]
+            said = said or f"{picture['clients']} clients with {short(picture['total'])} samples"
+            if "values" not in picture:
+                size = [float(n) for n in picture["samples"]]
+                plots.append(Plot("strips", "training samples of a client", series=[Series(what, size)]))
+                tables.append(
+                    Sheet(
+                        what,
+                        ["client", "samples"],
+                        [list(x) for x in zip(clients, map(str, picture["samples"]), strict=True)],
+                    )
+                )
+                continue
+            counts = np.array(picture["values"]).T
+            share = 100 * counts / np.maximum(counts.sum(0), 1)
+            labels = [str(i) for i in range(len(counts))]
+            values = [[float(x) or None for x in row] for row in share.tolist()]
+            plots.append(heat(values, labels, clients, "client", "label", f"{what}: % of a client's samples"))
+            tables.append(sheet(f"Training samples by label and client ({what})", labels, clients, counts.tolist()))
+    if not plots:
+        return None
+    return Figure(
+        "split",
+        f"Who holds what: {said}",
+        "A column is a client; the stronger a cell's colour, the more of that client's training samples have this "
+        "label, and an empty one means none.",
+        plots,
+        tables,
+    )
+
+
+def sizes(groups: Sequence[Members]) -> Figure | None:
+    plots, tables = [], []
+    for group in groups:
+        for picture in taken(group.seen[0], "sizes"):
+            names, counts = picture["names"], np.bincount(picture["sizes"], minlength=len(picture["names"]))
+            rows = [f"{name}: {short(n)} parameters" for name, n in zip(names, picture["parameters"], strict=True)]
+            bars = [Series("clients", [float(n) for n in counts], tint=group.tint)]
+            plots.append(Plot("bars", "clients", series=bars, rows=rows, title=group.label))
+            who = [", ".join(str(i) for i, s in enumerate(picture["sizes"]) if s == size) for size in range(len(names))]
+            lines = [[name, str(n), said] for name, n, said in zip(rows, counts, who, strict=True)]
+            tables.append(Sheet(f"{group.label}: who has which size", ["size", "clients", "which"], lines))
+            layers = {layer: n for layer, n in picture["layers"].items() if any(n)}
+            values = [[float(x) for x in n] for n in layers.values()]
+            share: list[list[float | None]] = [[100 * x / max(max(n), 1) for x in n] for n in values]
+            plots.append(heat(share, list(layers), names, "size", "layer", f"{group.label}: parameters (%)"))
+            tables.append(sheet(f"{group.label}: parameters by layer and size", list(layers), names, values))
+    if not plots:
+        return None
+    return Figure(
+        "sizes",
+        "Which client has which size of model",
+        "Bars count clients; the map shows where a smaller size saves its parameters.",
+        plots,
+        tables,
+    )
+
+
+def similarity(groups: Sequence[Members]) -> Figure | None:
+    words = {"similarity": "heads, as pFedSim's server knows them", "cosines": "updates of this round, cosine"}
+    plots, tables = [], []
+    for group in groups:
+        for kind, what in words.items():
+            pictures = taken(group.seen[0], kind)
+            for picture in [pictures[0], pictures[-1]] if len(pictures) > 1 else pictures:
+                ids, where = [str(i) for i in picture["ids"]], f"{group.label}, round {picture['round']}: {what}"
+                values = [[None if i == j else x for j, x in enumerate(row)] for i, row in enumerate(picture["values"])]
+                plots.append(heat(values, ids, ids, "client", "client", where))
+                tables.append(sheet(where, ids, ids, picture["values"]))
+    if not plots:
+        return None
+    return Figure(
+        "similarity",
+        "Which clients are alike",
+        "The stronger the colour, the more alike the two clients; empty cells are a client with itself, or two that "
+        "were never compared.",
+        plots,
+        tables,
+    )
+
+
+def updates(groups: Sequence[Members]) -> Figure | None:
+    """Of the first seed of each group that has them."""
+    plots, tables, said = [], [], ""
+    for group in groups:
+        pictures = taken(group.seen[0], "updates")
+        if not pictures:
+            continue
+        alike = [line for i, way in enumerate(("filter", "channel")) for line in against_shuffled(pictures, way, 2 * i)]
+        if alike and not said:
+            said = f"{alike[0].name} {np.mean(alike[0].y):.2f}, shuffled {np.mean(alike[1].y):.2f}"
+        plots.append(Plot("lines", "round", "correlation", f"{group.label}: within one filter or channel", alike))
+        head = ["layer", "round", "client", "within a filter", "shuffled", "within a channel", "shuffled"]
+        lines = [
+            [p["layer"], str(p["round"]), str(p["client"]), *map(plain, p["filter"] + p["channel"])] for p in pictures
+        ]
+        tables.append(Sheet(f"{group.label}: mean correlation of two sizes |u| in one filter or channel", head, lines))
+        names = [picture["layer"] for picture in pictures]
+        for picture in sorted(pictures, key=lambda one: names.index(one["layer"])):
+            if "values" in picture:
+                rows, columns = (numbered(picture, axis) for axis in (0, 1))
+                where = f"{picture['layer']}, round {picture['round']}"
+                plots.append(heat(picture["values"], rows, columns, "channel", "filter", where))
+                tables.append(sheet(f"{group.label}, {where}: mean |update|", rows, columns, picture["values"]))
+    if not plots:
+        return None
+    return Figure(
+        "updates",
+        f"Updates by filter and channel: correlation {said}",
+        "Lines above the dotted ones, which are of the same numbers shuffled, mean that sizes within one filter or "
+        "channel are alike, which FedSCR builds on; maps are one client's mean |update| by filter and channel.",
+        plots,
+        tables,
+    )
+
+
+def against_shuffled(pictures: Sequence[Picture], way: str, tint: int) -> list[Series]:
+    """The mean over layers by round, and beside it that of the same numbers shuffled."""
+    lines = []
+    for i, name in enumerate((f"within a {way}", f"shuffled, {way}")):
+        found: dict[int, list[float]] = {}
+        for picture in pictures:
+            if picture[way][i] is not None:
+                found.setdefault(picture["round"], []).append(picture[way][i])
+        means = [float(np.mean(x)) for x in found.values()]
+        if means:
+            lines.append(Series(name, means, [float(t) for t in found], tint=tint, hollow=i == 1))
+    return lines
+
+
+def heat(values: Any, rows: list[str], columns: list[str], x: str, y: str, title: str) -> Plot:
+    return Plot("heat", x, y, title, rows=rows, columns=columns, values=values)
+
+
+def sheet(title: str, rows: list[str], columns: list[str], values: Sequence[Sequence[Any]]) -> Sheet:
+    return Sheet(title, ["", *columns], [[row, *map(plain, line)] for row, line in zip(rows, values, strict=True)])
+
+
+def plain(x: float | None) -> str:
+    return "" if x is None else short(x)
+
+
+def numbered(picture: Picture, axis: int) -> list[str]:
+    """What each cell of a map stands for: one filter, or several neighbours."""
+    shown = len(picture["values"]) if axis == 0 else len(picture["values"][0])
+    whole = picture["shape"][axis]
+    if shown == whole:
+        return [str(i) for i in range(whole)]
+    return [f"{i * whole // shown}-{-(-(i + 1) * whole // shown) - 1}" for i in range(shown)]

@@ -1,0 +1,255 @@
+"""`sparing report`: the page holds what the runs hold, and opens in a browser without asking anybody for anything."""
+
+import csv
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import sparing
+from browser import CHROMIUM, browser
+from sparing.run.compare import compare
+from sparing.run.gather import find, grouped, read
+from sparing.ui.cli import app
+from sparing.ui.report import files
+from sparing.ui.report.curves import beats
+from sparing.ui.report.figure import Plot, Series, log_ticks, thinned, ticks
+from sparing.ui.report.page import figures, page
+from sparing.ui.report.svg import draw
+
+TASK = {"data": "digits", "clients": 5, "model": "cnn"}
+OPTIONS = {"rounds": 3, "sample": 3, "local": {"steps": 2}, "plan": {"path": "loop", "chunk": 2, "threads": 1}}
+METHODS = {
+    "plain": ("fedavg", {"record": ["updates", "similarity"]}),
+    "stein": ("stein", {"fleet": {"links": "4g"}}),
+    "fedhm": ("fedhm", {}),
+    "psfed": ("psfed+int8", {}),
+    "alike": ([{"pfedsim": {"mode": "published", "warmup": 0.0}}], {}),
+    "pruned": ([{"fedscr": {"adaptive": True}}], {}),
+    "secret": ("dp", {}),
+}
+ALWAYS = {"accuracy-by-round", "accuracy-by-megabytes", "clients", "stability", "bytes", "split"}
+EVERY = ALWAYS | {"pareto-front", "accuracy-by-time", "coverage", "sizes", "approximation", "similarity", "shrinkage"}
+EVERY |= {"pruned", "thresholds", "updates", "epsilon"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """A run of each kind, and a second seed of the first; not to be touched."""
+    home = tmp_path_factory.mktemp("runs")
+    for name, (method, more) in METHODS.items():
+        sparing.run(TASK, method, **{**OPTIONS, **more}, out=home / name)
+    sparing.run(TASK, "fedavg", **OPTIONS, seed=1, out=home / "plain-1")
+    return home
+
+
+@pytest.fixture(scope="module")
+def groups(runs):
+    return grouped([read(folder) for folder in find([runs])])[0]
+
+
+@pytest.fixture(scope="module")
+def report(runs) -> Path:
+    done = CliRunner().invoke(app, ["report", str(runs), "-o", str(runs / "report.html")])
+    assert done.exit_code == 0, done.output
+    return runs / "report.html"
+
+
+class Reader(HTMLParser):
+    """Every element, by the section it stands in, and all ids and addresses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.where, self.inside, self.ids, self.links = "", {}, [], []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        values = dict(attrs)
+        if tag == "section":
+            self.where = values["id"]
+        self.inside.setdefault(self.where, []).append((tag, values))
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values[name] for name in ("href", "src", "data", "action", "srcset") if name in values]
+
+
+def test_every_figure_is_there_with_its_numbers(report):
+    reader = Reader()
+    reader.feed(report.read_text())
+    assert set(reader.inside) - {"", "results", "settings"} == EVERY
+    for key in EVERY:
+        tags = [tag for tag, _ in reader.inside[key]]
+        assert tags.count("svg") >= 1
+        assert tags.count("table") >= 1
+        assert tags.count("details") == tags.count("h2") == 1
+    assert len(reader.ids) == len(set(reader.ids))
+    assert all(link.startswith("#") and link[1:] in reader.ids for link in reader.links)
+    assert "url(" not in report.read_text()
+    assert re.findall(r"https?://[^\"']+", report.read_text()) == len(
+        re.findall(r"<svg|SVG = ", report.read_text())
+    ) * ["http://www.w3.org/2000/svg"], "names of a language, not addresses"
+    assert len(report.read_bytes()) < 1_000_000
+
+
+def test_a_figure_appears_only_where_there_is_data(runs):
+    groups, _ = grouped([read(runs / "plain-1")])
+    assert {figure.key for _, figure in figures(groups)} == ALWAYS
+
+
+def test_a_run_without_pictures_has_a_report_too(runs, tmp_path):
+    for file in (runs / "plain-1").iterdir():
+        if file.name != "pictures.jsonl":
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    groups, _ = grouped([read(tmp_path)])
+    assert {figure.key for _, figure in figures(groups)} == ALWAYS - {"split"}
+
+
+def test_lines_are_means_and_bands_standard_deviations_over_seeds(runs, groups):
+    made = {figure.key: figure for _, figure in figures(groups)}
+    tables = [
+        list(csv.DictReader((runs / name / "rounds.csv").read_text().splitlines())) for name in ("plain", "plain-1")
+    ]
+    accuracy = 100 * np.array([[float(row["accuracy"]) for row in table] for table in tables])
+    (line,) = [one for one in made["accuracy-by-round"].plots[0].series if one.name == "fedavg"]
+    np.testing.assert_allclose(line.y, accuracy.mean(0))
+    np.testing.assert_allclose(line.spread, accuracy.std(0, ddof=1))
+    (steady,) = [one for one in made["stability"].plots[0].series if one.name == "fedavg"]
+    np.testing.assert_allclose(steady.y, accuracy.std(0, ddof=1))
+    sent = [[int(row["up_bytes"]) + int(row["down_bytes"]) for row in table] for table in tables]
+    (line,) = [one for one in made["accuracy-by-megabytes"].plots[0].series if one.name == "fedavg"]
+    np.testing.assert_allclose(line.x, np.cumsum(sent, axis=1).mean(0) / 1e6)
+    single = [one for one in made["accuracy-by-round"].plots[0].series if one.name != "fedavg"]
+    assert all(one.spread is None for one in single), "one seed has no spread"
+
+
+def test_bars_add_up_to_the_ledger(runs, groups):
+    (figure,) = [figure for _, figure in figures(groups) if figure.key == "bytes"]
+    bars = {row: sum(one.y[i] for one in figure.plots[0].series) for i, row in enumerate(figure.plots[0].rows)}
+    summary = json.loads((runs / "psfed/summary.json").read_text())
+    assert bars["psfed+int8, up"] * 1e6 == pytest.approx(summary["up_bytes"])
+    assert bars["psfed+int8, down"] * 1e6 == pytest.approx(summary["down_bytes"])
+    shares = np.array([one.y for one in figure.plots[1].series]).sum(0)
+    np.testing.assert_allclose(shares, 100)
+
+
+def test_clients_are_those_of_the_last_evaluation(runs, groups):
+    (figure,) = [figure for _, figure in figures(groups) if figure.key == "clients"]
+    rows = list(csv.DictReader((runs / "stein/clients.csv").read_text().splitlines()))
+    last = [100 * float(row["accuracy"]) for row in rows if row["round"] == "3" and row["who"] == "before"]
+    (strip,) = [one for one in figure.plots[0].series if one.name.startswith("stein")]
+    assert strip.y == pytest.approx(last)
+    (plain,) = [one for one in figure.plots[0].series if one.name == "fedavg"]
+    assert len(plain.y) == 2 * len(last), "both seeds"
+
+
+def test_nobody_beats_what_is_on_the_front():
+    def at(x: float, y: float) -> Series:
+        return Series("", [y], [x])
+
+    assert beats(at(1, 90), at(2, 90))
+    assert beats(at(1, 91), at(1, 90))
+    assert not beats(at(1, 90), at(1, 90))
+    assert not beats(at(1, 89), at(2, 90))
+
+
+def test_words_of_a_study_are_not_markup(groups):
+    odd = [groups[0]._replace(label="<script>alert(1)</script> & </title>")]
+    text = page(odd, compare(odd), figures(odd))
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+    assert "</title> " not in text
+
+
+def test_heat_maps_have_a_cell_for_each_value():
+    drawn = draw(Plot("heat", rows=["a", "b"], columns=["c", "d", "e"], values=[[0.0, 0.0, 1.0], [None, 0.5, 1.0]]))
+    assert drawn.svg.count("M") == 4, "neighbours of one colour are one shape, and nothing has none"
+    assert drawn.mode == "grid"
+
+
+def test_long_lines_are_thinned_evenly():
+    places = thinned(1000)
+    assert len(places) <= 200
+    assert (places[0], places[-1]) == (0, 999)
+    assert max(np.diff(places)) <= 6
+    assert thinned(3) == [0, 1, 2]
+
+
+def test_axes_have_round_numbers():
+    assert ticks(1, 3, whole=True) == [1, 2, 3]
+    assert ticks(0.5, 0.5) == [0.5]
+    assert log_ticks(2.5, 8.5) == [3, 4, 6, 8]
+
+
+def test_figures_as_files_are_the_same_each_time(groups, tmp_path):
+    some = [figure for _, figure in figures(groups) if figure.key in ("epsilon", "split")]
+    first = files.write(some, tmp_path / "a", ["png", "svg", "pdf"])
+    again = files.write(some, tmp_path / "b", ["png", "svg", "pdf"])
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    assert len(first) == 6
+    for one, other in zip(first, again, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        assert one.read_bytes().startswith(starts[one.suffix])
+
+
+def test_what_the_command_refuses(runs, tmp_path):
+    def refused(*words: str) -> str:
+        done = CliRunner().invoke(app, ["report", *words])
+        assert done.exit_code == 2
+        return done.stderr
+
+    assert "--format has 'bmp'; use png, svg, pdf" in refused(str(runs), "--format", "png,bmp")
+    assert "holds no run" in refused(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in refused(str(runs / "plain"), "-o", str(tmp_path / "file" / "report.html"))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_the_page_works_in_a_browser(report, tmp_path):
+    with browser(tmp_path) as tab:
+        tab.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
+        tab.open(report)
+        assert tab.run("[...document.querySelectorAll('figure svg')].every(s => s.getBoundingClientRect().height > 60)")
+        inside = """[...document.querySelectorAll('figure svg text')].filter(t => {
+            const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect();
+            return a.left < b.left - 1 || a.right > b.right + 1 || a.bottom > b.bottom + 1; })
+            .map(t => `${t.closest('section').id}: ${t.textContent}`)"""
+        assert tab.run(inside) == [], "no words are cut off"
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth")
+
+        where = "(e => [e.tagName, e.className || e.id, (e.closest('section') || {}).id])(document.activeElement)"
+        seen = []
+        while not seen or seen[-1][0] != "BODY":
+            tab.press("Tab")
+            seen.append(tab.run(where))
+            assert len(seen) < 300
+        assert ["BUTTON", "theme", None] in seen
+        assert {section for _, name, section in seen if name == "scroll reach"} == EVERY
+
+        tab.run("document.querySelector('#accuracy-by-round .reach').focus({focusVisible: true})")
+        tab.press("End")
+        assert "round 3" in tab.run("document.querySelector('#accuracy-by-round .tip').textContent")
+        tab.press("ArrowLeft")
+        assert "round 2" in tab.run("document.querySelector('#accuracy-by-round .tip').textContent")
+        tab.run("document.querySelector('#split .reach').focus({focusVisible: true})")
+        tab.press("End")
+        tab.press("ArrowUp")
+        cell = tab.run("[...document.querySelector('#split table').rows].at(-2).cells[5].textContent")
+        assert tab.run("document.querySelector('#split .tip span').textContent") == (cell or "nothing")
+
+        tab.run("document.querySelector('#accuracy-by-round .legend button').focus()")
+        tab.press("Enter")
+        assert tab.run("document.querySelector('#accuracy-by-round [data-series]').getBoundingClientRect().width") == 0
+
+        paper = "getComputedStyle(document.body).backgroundColor"
+        before = tab.run(paper)
+        tab.run("document.getElementById('theme').click()")
+        assert tab.run(paper) != before
+        tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
+        assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "a narrow page does not scroll sideways"
+
+        wrong = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
+        assert [event for event in tab.events if event.get("method") in wrong] == []
+        asked = {e["params"]["request"]["url"] for e in tab.events if e.get("method") == "Network.requestWillBeSent"}
+        assert asked == {report.resolve().as_uri()}
