@@ -2,7 +2,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: demo test lint bench bench-bytes bench-methods setup clean
+DOCS := .venv/.docs
+
+.PHONY: demo test lint docs bench bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -15,6 +17,10 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+docs: $(DOCS)                   ## the pages as a site: open build/site/index.html
+	$(BIN)/python docs/reference/write.py
+	$(BIN)/zensical build --clean --strict
 
 bench: $(STAMP)                 ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/fold.py
@@ -40,5 +46,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv build dist .cache
