@@ -1,11 +1,13 @@
 """Attackers among the MNIST writers: what a fifth of them does to plain averaging and to robust blends.
 
-100 writers, 20 a round, of which 4 attack on average and up to 8 or so by chance; so trimmed mean and Krum are told to
-expect 0.4 of a round. Norms are bounded at about the median of a late honest round. Results are kept in a file, so a
-run that was stopped goes on.
+everyone    40 writers, all of them in every round, of which 8 attack; trimmed mean and Krum expect 0.25 of a round
+sampled     100 writers, 20 a round, of which 4 attack on average and up to 8 or so by chance; so they expect 0.4
 
-    python benchmarks/attacks.py [--jobs 2] [--seeds 1] [--results FILE]      train, print the table
-    python benchmarks/attacks.py --table                                      print what the file holds
+Norms are bounded at about the median of a late honest round. Results are kept in a file, so a run that was stopped
+goes on.
+
+    python benchmarks/attacks.py SETUP [--jobs 2] [--seeds 1] [--device cpu] [--results FILE]   train, print the table
+    python benchmarks/attacks.py SETUP --table                                                  print the file's
 """
 
 import argparse
@@ -17,13 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+SETUPS = {"everyone": (40, 40, 0.25), "sampled": (100, 20, 0.4)}  # writers, of them in a round, expected to lie
 METHODS: dict[str, Any] = {
-    "fedavg": "fedavg",
-    "median": "median",
-    "trimmed mean, 0.4": {"trimmed-mean": {"share": 0.4}},
-    "multi-Krum, 0.4": {"krum": {"share": 0.4, "m": "most"}},
-    "geometric median": "geomed",
-    "norm bound 1": {"norm-bound": {"bound": 1.0}},
+    "fedavg": lambda share: "fedavg",
+    "median": lambda share: "median",
+    "trimmed mean": lambda share: {"trimmed-mean": {"share": share}},
+    "multi-Krum": lambda share: {"krum": {"share": share, "m": "most"}},
+    "geometric median": lambda share: "geomed",
+    "norm bound 1": lambda share: {"norm-bound": {"bound": 1.0}},
 }
 ATTACKS = ("none", "label-flip", "sign-flip", "scaled", "nan")
 ROUNDS = 40
@@ -37,15 +40,16 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     began = time.perf_counter()
+    clients, sample, share = SETUPS[job["setup"]]
     try:
         result = sparing.run(
-            {"data": "mnist-writers", "split": "writer", "clients": 100, "model": "lenet5"},
-            [METHODS[job["method"]]],
+            {"data": "mnist-writers", "split": "writer", "clients": clients, "model": "lenet5"},
+            [METHODS[job["method"]](share)],
             rounds=ROUNDS,
-            sample=20,
+            sample=sample,
             local={"epochs": 2, "batch": 10, "momentum": 0.9, "lr": 0.03},
             seed=job["seed"],
-            device="cpu",
+            device=job["device"],
             plan={"threads": 1},
             fleet={"attack": {"kind": job["attack"], "share": 0.2, "scale": 10.0}},
             evaluate={"every": ROUNDS, "who": ["global"]},
@@ -56,16 +60,17 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def mark(job: dict[str, Any]) -> tuple:
-    return job["method"], job["attack"], job["seed"]
+    return job["setup"], job["method"], job["attack"], job["seed"]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def run_all(path: Path, seeds: int, count: int) -> None:
+def run_all(setup: str, path: Path, seeds: int, count: int, device: str) -> None:
     known = {mark(r) for r in read(path)}
-    jobs = [{"method": m, "attack": a, "seed": s} for s in range(seeds) for m in METHODS for a in ATTACKS]
+    fixed = {"setup": setup, "device": device}
+    jobs = [{**fixed, "method": m, "attack": a, "seed": s} for s in range(seeds) for m in METHODS for a in ATTACKS]
     todo = [job for job in jobs if mark(job) not in known]
     path.parent.mkdir(parents=True, exist_ok=True)
     with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool, open(path, "a") as file:
@@ -74,15 +79,15 @@ def run_all(path: Path, seeds: int, count: int) -> None:
             file.flush()
 
 
-def table(done: list[dict[str, Any]]) -> str:
+def table(setup: str, done: list[dict[str, Any]]) -> str:
     lines = [f"| method | {' | '.join(ATTACKS)} |", "|---" * (len(ATTACKS) + 1) + "|"]
     for method in METHODS:
-        lines.append(f"| {method} | {' | '.join(cell(done, method, attack) for attack in ATTACKS)} |")
+        lines.append(f"| {method} | {' | '.join(cell(setup, done, method, attack) for attack in ATTACKS)} |")
     return "\n".join(lines)
 
 
-def cell(done: list[dict[str, Any]], method: str, attack: str) -> str:
-    runs = [r for r in done if mark(r)[:2] == (method, attack)]
+def cell(setup: str, done: list[dict[str, Any]], method: str, attack: str) -> str:
+    runs = [r for r in done if mark(r)[:3] == (setup, method, attack)]
     scores = [100 * r["accuracy"] for r in runs if "failed" not in r]
     words = [f"{statistics.mean(scores):.1f}"] if scores else []
     if len(scores) > 1:
@@ -94,8 +99,10 @@ def cell(done: list[dict[str, Any]], method: str, attack: str) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser()
+    options.add_argument("setup", choices=SETUPS)
     options.add_argument("--jobs", type=int, default=2)
     options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--device", default="cpu")
     options.add_argument("--results", type=Path, default=Path("runs/attacks.jsonl"))
     options.add_argument("--table", action="store_true")
     args = options.parse_args()
@@ -103,10 +110,10 @@ def main() -> None:
         import torch
 
         began = time.perf_counter()
-        run_all(args.results, args.seeds, args.jobs)
-        print(f"{platform.machine()}, torch {torch.__version__}, cpu, {args.jobs} at a time, {args.seeds} seeds,")
-        print(f"{ROUNDS} rounds, {time.perf_counter() - began:.0f} s\n")
-    print(table(read(args.results)))
+        run_all(args.setup, args.results, args.seeds, args.jobs, args.device)
+        print(f"{platform.machine()}, torch {torch.__version__}, {args.device}, {args.jobs} at a time,")
+        print(f"{args.seeds} seeds, {ROUNDS} rounds, {time.perf_counter() - began:.0f} s\n")
+    print(table(args.setup, read(args.results)))
 
 
 if __name__ == "__main__":

@@ -1,36 +1,53 @@
 """Damage valid parcels in every way we can think of and watch what `from_bytes` does.
 
-    python benchmarks/fuzz_wire.py --count 100000 --seed 0
+    python benchmarks/fuzz_wire.py --count 1000000 [--jobs 2] [--seed 0]
 
 Every outcome must be a WireError or a valid parcel: right shapes, zeros where nothing was sent, codes in range, and
-encoding to the very bytes it came from; in version 2 to bytes that mean the same. Most cases get a fresh checksum and
-body length, so that the damage reaches the section decoders. Memory is what tracemalloc sees between entry and exit;
-NumPy reports every array to it, and the decoder takes all memory that depends on sizes from NumPy (torch only wraps
-it), so nothing large is missed.
+encoding to the very bytes it came from; in version 2, where the sender may choose, to bytes that mean the same (one in
+20 is tried). Most cases get a fresh checksum and body length, so that the damage reaches the section decoders. A case
+may take 2 s of processor time. Memory is what tracemalloc sees between entry and exit of one case in 20; NumPy reports
+every array to it, and the decoder takes all memory that depends on sizes from NumPy (torch only wraps it), so nothing
+large is missed. No case may take the process 256 MiB beyond what it had.
 """
 
 import argparse
+import contextlib
+import functools
+import multiprocessing
 import random
+import signal
 import time
 import traceback
 import tracemalloc
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
-from sparing.core.wire import dense, from_bytes, schema_of, to_bytes, version_of
+from sparing.core.wire import ans, chances, codes, dense, from_bytes, index, places, schema_of, to_bytes, version_of
 from sparing.core.wire.frame import CRC, HASH, MAGIC, read_header
 from sparing.core.wire.index import Reader, varint
 
 HEAD = len(MAGIC) + 1 + HASH
 CONSTANT = 4 << 20
 """Bytes the decoder may hold beside twice the dense size: its blocks."""
+ROOM = 256 << 20
+"""Bytes that no case may take, measured or not."""
+LONGEST = 2.0
+"""Seconds of processor time."""
 BIG = 1 << 20
+OFTEN = 20
+CHUNK = 10_000
+"""Cases of one pool of samples."""
 
 
 def mask(rng: torch.Generator, density: float, *shape: int) -> Tensor:
@@ -42,7 +59,7 @@ def kept(value: Tensor, *keep: Tensor, scope: Tensor | None = None, **rest: obje
     return leaf._replace(value=cleared(value, sent(leaf)))
 
 
-def codes(rng: torch.Generator, bits: int, *shape: int) -> Tensor:
+def some_codes(rng: torch.Generator, bits: int, *shape: int) -> Tensor:
     half = 1 << bits - 1
     drawn = torch.randint(-half, half, (1, *shape), generator=rng)
     return (2 * drawn + 1 if bits == 1 else drawn).to(torch.int8)
@@ -66,9 +83,9 @@ def mixed(rng: torch.Generator) -> Parcel:
 
 
 def convolution(rng: torch.Generator) -> Parcel:
-    keep = (mask(rng, 0.3, 60, 1, 1, 1), mask(rng, 0.6, 1, 20, 1, 1))
+    keep = (mask(rng, 0.3, 12, 1, 1, 1), mask(rng, 0.6, 1, 8, 1, 1))
     scale = torch.rand(1, 2, generator=rng)
-    leaves = {f"c{b}": kept(codes(rng, b, 60, 20, 3, 3), *keep, scale=scale, bits=b) for b in (1, 3, 8)}
+    leaves = {f"c{b}": kept(some_codes(rng, b, 12, 8, 3, 3), *keep, scale=scale, bits=b) for b in (1, 3, 8)}
     return Parcel(leaves, {})
 
 
@@ -79,7 +96,7 @@ def told(rng: torch.Generator) -> Parcel:
     return Parcel(
         {
             "a": kept(torch.randn(1, 500, generator=rng), first, mask(rng, 0.1, 500) & first, scope=scope, told=True),
-            "b": kept(codes(rng, 5, 300), mask(rng, 0.05, 300) & free, scope=free, bits=5),
+            "b": kept(some_codes(rng, 5, 300), mask(rng, 0.05, 300) & free, scope=free, bits=5),
         },
         {"n": torch.rand(1, generator=rng)},
     )
@@ -91,7 +108,7 @@ def large(rng: torch.Generator) -> Parcel:
         {
             "thin": kept(torch.randn(1, 400, 500, generator=rng), thin),
             "thick": kept(torch.randn(1, 100_000, generator=rng), thick),
-            "codes": kept(codes(rng, 4, 100_000), mask(rng, 0.3, 100_000), bits=4),
+            "codes": kept(some_codes(rng, 4, 100_000), mask(rng, 0.3, 100_000), bits=4),
         },
         {},
     )
@@ -124,19 +141,25 @@ def some(rng: torch.Generator, leaves: dict[str, Leaf]) -> Parcel:
 
 
 def small(rng: torch.Generator) -> Parcel:
-    shape = ((12, 40), (40, 30), (60, 80))[int(torch.randint(3, (), generator=rng))]
+    shape = ((8, 8), (12, 40), (20, 30), (4, 130), (60, 80))[int(torch.randint(5, (), generator=rng))]
     return some(rng, clusters(rng, *shape))
 
 
-def lanes(rng: torch.Generator) -> Parcel:
-    """More symbols than are written as whole numbers."""
-    return some(rng, clusters(rng, 200, 300))
+def long(rng: torch.Generator) -> Parcel:
+    """More symbols than need no lanes: as many numbers, or with `many_lanes` in few steps."""
+    value = (10 * torch.randn(1, 95, 95, generator=rng)).clamp(-128, 127).to(torch.int8)
+    return tightened(Parcel({"long": Leaf(value, bits=8)}, {}))
+
+
+def many_lanes(parcel: Parcel) -> bytes:
+    with mock.patch.object(ans, "lanes_for", lambda price, n: 128 if n > ans.FEW else 0):
+        return to_bytes(parcel, 0, "fuzz")
 
 
 def tall(rng: torch.Generator) -> Parcel:
-    """So many rows that a decoder must not go through them often."""
-    keep = rough(rng, 1.0, 10_000, 17).abs() > 0.1
-    return tightened(Parcel({"tall": kept(torch.ones(1, 10_000, 17, dtype=torch.int8), keep, bits=8)}, {}))
+    """More rows than columns."""
+    keep = rough(rng, 1.0, 600, 17).abs() > 0.1
+    return tightened(Parcel({"tall": kept(torch.ones(1, 600, 17, dtype=torch.int8), keep, bits=8)}, {}))
 
 
 def tightened(parcel: Parcel) -> Parcel:
@@ -152,6 +175,7 @@ def tightened(parcel: Parcel) -> Parcel:
 class Sample:
     data: bytes
     schema: Schema
+    weight: int = 1  # how often it is damaged
     body: bytes = field(init=False)
     marks: list[int] = field(init=False)  # where sections start
 
@@ -166,16 +190,17 @@ class Sample:
             reader.section("")
 
 
-SHARES = ((mixed, 8), (convolution, 4), (told, 8), (large, 1), (small, 8), (lanes, 1), (tall, 1))
+WEIGHTS = ((mixed, 40), (convolution, 40), (told, 40), (small, 80), (large, 8), (long, 8), (tall, 8))
 
 
-def samples(seed: int, each: int = 4) -> list[Sample]:
+def samples(seed: int, each: int = 16) -> list[Sample]:
     rng = torch.Generator().manual_seed(seed)
     out = []
-    for build, share in SHARES:
-        for number in range(each * share):
+    for build, weight in WEIGHTS:
+        for number in range(2 if build is large else each):
             parcel = build(rng) if number % 2 else tightened(build(rng))
-            out.append(Sample(to_bytes(parcel, 0, "fuzz"), schema_of(parcel, "fuzz")))
+            data = many_lanes(parcel) if build is long and number % 4 else to_bytes(parcel, 0, "fuzz")
+            out.append(Sample(data, schema_of(parcel, "fuzz"), weight))
     return out
 
 
@@ -209,7 +234,7 @@ def insert(rng: random.Random, body: bytearray, sample: Sample, _: bytes) -> Non
 
 def swell(rng: random.Random, body: bytearray, sample: Sample, _: bytes) -> None:
     """A length that is true, and very many bytes."""
-    at, n = spot(rng, sample, len(body)), rng.choice((1 << 10, 1 << 16, 1 << 20, 6 << 20))
+    at, n = spot(rng, sample, len(body)), rng.choice((1 << 10,) * 40 + (1 << 16,) * 8 + (6 << 20,))
     body[at : at + 1] = varint(n) + bytes([rng.choice((0, 1, 128, 255))]) * n
 
 
@@ -275,7 +300,7 @@ def reaches(data: bytes, schema: Schema) -> bool:
     return True
 
 
-def assert_valid(parcel: Parcel, data: bytes, schema: Schema) -> None:
+def assert_valid(parcel: Parcel, data: bytes, schema: Schema, again: bool) -> None:
     for name, spec in schema.leaves.items():
         leaf = parcel.leaves[name]
         assert (leaf.value.shape, leaf.value.dtype) == ((1, *spec.shape), spec.dtype)
@@ -285,11 +310,11 @@ def assert_valid(parcel: Parcel, data: bytes, schema: Schema) -> None:
             rest = leaf.value.masked_fill(empty.expand_as(leaf.value), 0)
             assert not rest.view(torch.uint8).any()
     assert {name: x.numel() for name, x in parcel.notes.items()} == schema.notes
-    again = to_bytes(parcel, 0, schema.about)
     if version_of(schema) == 1:
-        assert again == data, "accepted bytes must encode to themselves"
-    else:  # the sender may have chosen another code
-        assert to_bytes(from_bytes(again, schema), 0, schema.about) == again
+        assert to_bytes(parcel, 0, schema.about) == data, "accepted bytes must encode to themselves"
+    elif again:  # the sender may have chosen otherwise
+        ours = to_bytes(parcel, 0, schema.about)
+        assert to_bytes(from_bytes(ours, schema), 0, schema.about) == ours
 
 
 @dataclass
@@ -302,7 +327,9 @@ class Report:
     ratio: float = 0.0  # of schemas of a MiB and more
     excess: int = 0  # bytes beyond twice the dense size
     slowest: float = 0.0
+    measured: int = 0  # cases whose memory was traced
     sentences: set[str] = field(default_factory=set)
+    codes: Counter[str] = field(default_factory=Counter)  # how often a decoder began one
 
     def __str__(self) -> str:
         share = self.reached / max(self.count, 1)
@@ -312,57 +339,149 @@ class Report:
             f"valid                        {self.valid}\n"
             f"refused                      {self.refused} ({len(self.sentences)} kinds of sentence)\n"
             f"crashes                      {self.crashes}\n"
+            f"memory traced                {self.measured}\n"
             f"peak allocation / dense size {self.ratio:.3f} (schemas of 1 MiB and more)\n"
             f"peak beyond twice dense size {self.excess} bytes (allowed: {CONSTANT})\n"
-            f"slowest case                 {self.slowest * 1000:.1f} ms"
+            f"slowest case                 {self.slowest * 1000:.1f} ms of processor time\n"
+            f"codes                        {', '.join(f'{k}: {n}' for k, n in sorted(self.codes.items()))}"
         )
+
+    def add(self, other: "Report") -> None:
+        for name in ("count", "reached", "valid", "refused", "crashes", "measured"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("ratio", "excess", "slowest"):
+            setattr(self, name, max(getattr(self, name), getattr(other, name)))
+        self.sentences |= other.sentences
+        self.codes += other.codes
 
 
 def attempt(data: bytes, schema: Schema, report: Report) -> None:
     report.count += 1
     report.reached += reaches(data, schema)
+    rare = report.count % OFTEN == 0
     room = dense(schema)
-    parcel, start = None, time.perf_counter()
-    tracemalloc.start()
+    parcel, start = None, time.process_time()
+    if rare:
+        tracemalloc.start()
     try:
-        parcel = from_bytes(data, schema)
+        with limited():
+            parcel = from_bytes(data, schema)
     except WireError as error:
         report.refused += 1
         report.sentences.add("".join(c for c in str(error).partition(": ")[2] if not c.isdigit())[:40])
     finally:
-        peak = tracemalloc.get_traced_memory()[1]
+        peak = tracemalloc.get_traced_memory()[1] if rare else 0
         tracemalloc.stop()
-    report.slowest = max(report.slowest, time.perf_counter() - start)
-    report.excess = max(report.excess, peak - 2 * room)
-    if room >= BIG:
-        report.ratio = max(report.ratio, peak / room)
+    report.slowest = max(report.slowest, time.process_time() - start)
+    if rare:
+        report.measured += 1
+        report.excess = max(report.excess, peak - 2 * room)
+        report.ratio = max(report.ratio, peak / room) if room >= BIG else report.ratio
     if parcel is not None:
-        assert_valid(parcel, data, schema)
+        assert_valid(parcel, data, schema, again=report.valid % OFTEN == 0)
         report.valid += 1
     assert peak <= 2 * room + CONSTANT, f"{peak} bytes taken, dense size {room}"
 
 
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """A case that takes too long is interrupted, where the system can do that."""
+    if not hasattr(signal, "SIGVTALRM"):
+        yield
+        return
+    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+
+
+def too_long(*_: Any) -> None:
+    raise TimeoutError(f"a case takes more than {LONGEST} s of processor time")
+
+
+DECODERS = (  # and how many codes they know
+    (index, "decode", 4),
+    (places, "decode", 6),
+    (codes, "decode", 6),
+    (chances, "read", 4),
+    (ans, "read_numbers", 0),
+    (ans, "read_lanes", 0),
+)
+
+
+@contextlib.contextmanager
+def counted(found: Counter[str]) -> Iterator[None]:
+    """Count which codes the decoders meet."""
+    with contextlib.ExitStack() as stack:
+        for where, name, known in DECODERS:
+            stack.enter_context(mock.patch.object(where, name, spy(found, where, getattr(where, name), known)))
+        yield
+
+
+def spy(found: Counter[str], where: ModuleType, real: Callable, known: int) -> Callable:
+    def read(reader: Reader, *rest: Any) -> Any:
+        code = reader.data[reader.at] if reader.left and known else known
+        name = where.__name__.rpartition(".")[2] if known else real.__name__
+        found[f"{name} {code if code < known else 'unknown'}" if known else name] += 1
+        return real(reader, *rest)
+
+    return read
+
+
 def fuzz(count: int, seed: int, show: int = 3) -> Report:
     pool, rng, report = samples(seed), random.Random(seed), Report()
-    for _ in range(count):
-        sample = rng.choice(pool)
-        data = damaged(rng, sample, pool)
-        try:
-            attempt(data, sample.schema, report)
-        except Exception:
-            report.crashes += 1
-            if report.crashes <= show:
-                traceback.print_exc()
-                print(data[:2000].hex())
+    if hasattr(signal, "SIGVTALRM"):
+        signal.signal(signal.SIGVTALRM, too_long)
+    weights = [sample.weight for sample in pool]
+    with counted(report.codes):
+        for sample in rng.choices(pool, weights, k=count):
+            data = damaged(rng, sample, pool)
+            try:
+                attempt(data, sample.schema, report)
+            except Exception:
+                report.crashes += 1
+                if report.crashes <= show:
+                    traceback.print_exc()
+                    print(data[:2000].hex())
     return report
+
+
+def confined() -> None:
+    """No more memory than now and ROOM, where the system can refuse it."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    except (ImportError, OSError):
+        return
+    most = pages * resource.getpagesize() + ROOM
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def begin() -> None:
+    torch.set_num_threads(1)
+    fuzz(200, 0)  # so that everything is loaded
+    confined()
+
+
+def chunk(seed: int, number: int) -> Report:
+    return fuzz(CHUNK, seed * 1_000_003 + number)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Damage parcels and watch the decoder.")
-    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("--count", type=int, default=100_000, help=f"rounded up to {CHUNK:,}s")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=1)
     args = parser.parse_args()
-    report = fuzz(args.count, args.seed)
+    report, began = Report(), time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(args.jobs, begin) as pool:
+        for one in pool.imap_unordered(functools.partial(chunk, args.seed), range(-(-args.count // CHUNK))):
+            report.add(one)
+            if report.count % (10 * CHUNK) == 0:
+                took = time.monotonic() - began
+                print(f"{report.count:,} cases, {report.crashes} crashes, {took:,.0f} s", flush=True)
     print(report)
     return 1 if report.crashes else 0
 
