@@ -54,7 +54,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "task": {"data": "cifar100", "split": "superclass", "model": "resnet18"},
         "local": {"lr": 0.05, "steps": 40, "batch": 32},
         "sample": 2,
-        "rounds": {"early": 1, "late": 8},
+        "rounds": {"early": 1, "late": 60},
     },
 }
 OTHERS: dict[str, list[Any]] = {

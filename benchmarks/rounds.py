@@ -183,7 +183,9 @@ def plot(tasks: list[str], done: list[dict[str, Any]], path: Path) -> None:
             y = statistics.mean(score)
             ahead = y > best
             ax.errorbar(x, y, yerr=statistics.pstdev(score), fmt="o", color="C0" if ahead else "0.6", capsize=3)
-            ax.annotate(scheme, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7)
+            right = x == points[-1][0]  # there is no room beside the last one
+            place = {"xytext": (-6, 6), "ha": "right"} if right else {"xytext": (6, 5)}
+            ax.annotate(scheme, (x, y), textcoords="offset points", fontsize=7, **place)
             if ahead:
                 best = y
                 front.append((x, y))

@@ -66,8 +66,12 @@ def plan(symbols: np.ndarray, contexts: np.ndarray | None = None) -> Plan:
 
 
 def lanes_for(price: int, n: int) -> int:
-    """A lane for 256 bytes that the symbols should take, or for 8192 symbols; each costs two bytes."""
-    lanes = min(max(price >> chances.FINE + 11, n >> 13), MOST)
+    """A lane for 256 bytes that the symbols should take, or for 8192 symbols; each costs two bytes.
+
+    Twice as many beyond 8 kB, where time counts for more than one byte in 128.
+    """
+    share = price >> chances.FINE + 11
+    lanes = min(max(share if share < 32 else 2 * share, n >> 13), MOST)
     return lanes if lanes >= FEWEST and n > FEW else 0
 
 
