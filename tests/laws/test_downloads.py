@@ -253,6 +253,8 @@ def test_broken_downloads_are_refused():
         if order != (0, 1, 2):
             with pytest.raises(WireError):
                 node.read(method, b"".join(parts[i] for i in order), ctx)
+    with pytest.raises(WireError, match="all that can be meant"):
+        node.read(method, parts[0] * 1000, ctx)
     for place in range(0, len(data), 7):
         wrong = bytearray(data)
         wrong[place] ^= 1

@@ -236,6 +236,13 @@ def refuse_broadcast(method: Method, stages: tuple[Codec, ...], memory: bool) ->
         )
     parts = method.fit is not None or method.share.own - method.share.private - method.share.values
     for codec in stages:
+        if "deadline" in codec.traits:
+            raise MethodError("broadcast.by budget names no bytes, and a server has no deadline; write budget: 20kB")
+        if "counts" in codec.traits and method.layout.buffers - method.share.private:
+            raise MethodError(
+                f"broadcast by {codec.name!r} cannot count the buffers that go down with it; use ecsq or lowrank, or "
+                "set local.buffers: own"
+            )
         if "whole" in codec.traits and parts:
             raise MethodError(
                 f"{codec.name!r} factors whole matrices, but clients get parts of them; broadcast by something else, "

@@ -53,7 +53,7 @@ def read_download(
     It holds `copy` since then, nothing if that is too long ago, and expects the schema `whole` where the whole model
     comes. Also gives what it expected of each parcel.
     """
-    *updates, last = split(data)
+    *updates, last = split(data, ctx.round - max(held, 0) + 1)
     device = ctx.ids.device
     if not copy or (not updates and hash_in(last) == fingerprint(whole)):
         return each(from_bytes(data, whole), lambda x: x.to(device)), [whole]

@@ -35,8 +35,8 @@ SAMPLE, CLASSES = 1 << 12, 16
 """So many of the largest values and of the others are looked at, and told apart by the strength of row and column."""
 HEAD = 32
 """Bits in which a leaf tells its chances, about."""
-OCTAVES, FINE = 24, 32
-"""How far below the longest step D is looked for, and among how many in an octave."""
+OCTAVES, FINE = int(math.log2(TOP * NOTCHES[-1])), 32
+"""How far below the longest step D is looked for: notches still reach it; and among how many in an octave."""
 TRIALS, AIM, ENOUGH = 6, 0.98, 0.95
 """Parcels written, at most; the share of the budget that each should take; the share with which one is good enough."""
 
@@ -140,8 +140,13 @@ def entropy(codes: Tensor, stands: Tensor | None = None, classes: Tensor | None 
     entries = codes.flatten().long() + (128 if classes is None else 256 * classes + 128)
     weights = None if stands is None else stands.numpy()
     counts = np.bincount(entries.numpy(), weights, 256 * CLASSES).reshape(CLASSES, 256)
-    together, each = (n[n > 0].astype(np.float64) for n in (counts.sum(1), counts))
-    return math.fsum(together * np.log2(together)) - math.fsum(each * np.log2(each))
+    return logged(counts.sum(1)) - logged(counts)
+
+
+def logged(counts: np.ndarray) -> float:
+    """The sum of n log2 n; logarithms to 30 binary places, so that no library's last bit decides a byte."""
+    n = counts[counts > 0].astype(np.float64)
+    return math.fsum(n * (np.round(np.log2(n) * 2.0**30) * 2.0**-30))
 
 
 def fitted(
@@ -162,9 +167,10 @@ def fitted(
     planned = cache(lambda i, _: plan(steps[i], held))
     for _ in range(TRIALS):
         near, far = fits, over
+        middle = over - 1 if over == last else (near + far) // 2  # mostly there is room for all, or hardly for any
         while far - near > 1:
-            middle = (near + far) // 2
             near, far = (middle, far) if ratio * planned(middle, held is None)[1] <= AIM * budget else (near, middle)
+            middle = (near + far) // 2
         at = max(near, fits + 1)
         what, hoped = planned(at, held is None)
         made, size = write(steps[at], what)

@@ -44,6 +44,7 @@ class Debug:
         cohort = context(self.job, server, ids, t)
         fold, tally, stale = begin(method, server, cohort), Tally(), Stale(method, server.model)
         train = stale.watching(self.job.train)
+        copies: dict[int, Tree] = {}
         with torch.no_grad():
             for k in range(len(ids)):
                 ctx = cohort.at(slice(k, k + 1))
@@ -54,7 +55,7 @@ class Debug:
                     sent = counted(kinds, posted)
                 with stage("reading the download", ctx):
                     expected = schema_down(method, self.job.initial, ctx)
-                    got, parts = read_download(method, posted, expected, *self.held(server, ctx), ctx)
+                    got, parts = read_download(method, posted, expected, *self.held(server, ctx, copies), ctx)
                     if bool(behind_K[0]):
                         refuse_other(got, down)
                     self.post(ctx, "down", posted, parts)
@@ -83,10 +84,12 @@ class Debug:
                 server, report = met(server, cohort), {}
         return server, tally.outcome(report | stale.report())
 
-    def held(self, server: Server, ctx: Ctx) -> tuple[Tree, int]:
-        """What this client keeps of its last download, replayed here, and the round of it."""
+    def held(self, server: Server, ctx: Ctx, copies: dict[int, Tree]) -> tuple[Tree, int]:
+        """What this client keeps of its last download, replayed here once a round, and the round of it."""
         served = int(server.past["held"][ctx.ids[0]]) if "held" in server.past else NEVER
-        return copy_of(self.job.method, server.model, server.past, served, ctx), served
+        if served not in copies:
+            copies[served] = copy_of(self.job.method, server.model, server.past, served, ctx)
+        return copies[served], served
 
     def here(self, parcel: Parcel) -> Parcel:
         """Bytes arrive on the CPU; training may happen elsewhere."""

@@ -149,8 +149,8 @@ def read_header(reader: Reader, schema: Schema) -> None:
         raise WireError(f"wire version {version}, but these leaves are written in version {version_of(schema)}")
 
 
-def split(data: Buffer | bytearray) -> list[memoryview]:
-    """Parcels that stand one behind the other, at least one; every one tells its own length.
+def split(data: Buffer | bytearray, most: int | None = None) -> list[memoryview]:
+    """Parcels that stand one behind the other, at least one and at most so many; every one tells its own length.
 
     >>> one = to_bytes(Parcel({}, {}), 0)
     >>> [bytes(part) == one for part in split(one + one)]
@@ -158,6 +158,8 @@ def split(data: Buffer | bytearray) -> list[memoryview]:
     """
     rest, parts = memoryview(data).cast("B"), []
     while len(rest) or not parts:
+        if len(parts) == most:
+            raise WireError(f"{len(rest)} bytes after {most} parcels, which is all that can be meant")
         reader = Reader(rest)
         _, _, body = read_opening(reader)
         end = reader.at + body + CRC
