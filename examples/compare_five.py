@@ -1,20 +1,24 @@
 """Five methods on the same clients, several seeds each: what they reach, and what they send for it.
 
-Run folders go to runs/five, the table to the screen:
+Run folders go to runs/five, the table to the screen. Called again, it goes on where it was stopped:
 
     python examples/compare_five.py
-    python examples/compare_five.py --rounds 60 --seeds 5
-    sparing report runs/five                            # the same with figures
+    python examples/compare_five.py --seeds 5                           # two seeds more
+    python examples/compare_five.py --rounds 60 --out runs/five-long    # another study, another folder
+    sparing report runs/five                                            # the same with figures
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
 import sparing
 from sparing.run.compare import compare
-from sparing.run.gather import find, grouped, read
+from sparing.run.config import study_from
+from sparing.run.gather import grouped, is_there, read
+from sparing.run.start import start
 from sparing.ui.compare import show
 
 METHODS = {
@@ -24,7 +28,7 @@ METHODS = {
     "topk": [{"topk": {"ratio": 0.1}}, "int8", "memory"],
     "ecsq": ["ecsq", "memory"],
 }
-STUDY = {"sample": 0.5, "local": {"epochs": 3, "batch": 16, "lr": 0.1, "momentum": 0.9}}
+STUDY = {"task": {"data": "digits"}, "sample": 0.5, "local": {"epochs": 3, "batch": 16, "lr": 0.1, "momentum": 0.9}}
 
 
 def main() -> None:
@@ -33,14 +37,21 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/five"))
     args = parser.parse_args()
+    folders = []
     for name, method in METHODS.items():
         for seed in range(args.seeds):
             folder = args.out / f"{name}-{seed}"
-            result = sparing.run("digits", method, rounds=args.rounds, seed=seed, out=folder, **STUDY)
+            study = study_from({**STUDY, "method": method, "rounds": args.rounds, "seed": seed})
+            there = is_there(study, folder, "choose another place with --out")
+            result = sparing.resume(folder) if there else start(study, out=folder)
+            folders.append(folder)
             print(f"{name:8} seed {seed}   {result.accuracy:6.1%}   {result.up_bytes / 1e6:6.2f} MB up")
-    groups, _ = grouped([read(folder) for folder in find([args.out / f"{name}-*" for name in METHODS])])
+    groups, _ = grouped([read(folder) for folder in folders])
     show(compare(groups), Console())
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except sparing.SparingError as error:
+        sys.exit(f"compare_five: {error}")

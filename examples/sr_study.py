@@ -2,20 +2,23 @@
 
     python examples/sr_study.py                                           # embedded digits, seconds
     python examples/sr_study.py --mnist                                   # configs/sr-light.yaml, minutes
-    python examples/sr_study.py --mnist configs/sr-research.yaml          # 50 rounds
+    python examples/sr_study.py --mnist configs/sr-research.yaml --out research    # 50 rounds
 
-Writes H5 files, comparison.csv, and the figures of accuracy and stability to results/, run folders to runs/.
+Writes H5 files, comparison.csv, and the figures of accuracy and stability to results/, run folders to runs/; called
+again, it goes on where it was stopped.
 SR-FedAvg was said to beat FedAvg; this prints what is so, whichever it is.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
 from rich.console import Console
 
+import sparing
 from sparing.run.compare import compare
 from sparing.run.config import load_study
-from sparing.run.gather import find, grouped, read
+from sparing.run.gather import grouped, is_there, read
 from sparing.run.h5 import write_runs
 from sparing.run.start import start
 from sparing.ui.compare import csv_text, show
@@ -38,14 +41,18 @@ def main() -> None:
     plain_sr = {key: value for key, value in options.items() if key != "topk"}
     methods = {"FedAvg": ["fedavg"], "SR-FedAvg": [{"sr-fedavg": plain_sr}], "SR-FedAvg_topk": study.method}
     data, results = study.task.data, args.out / "results"
+    folders = []
     for name, method in methods.items():
         tables = []
         for seed in range(args.seeds):
             one = study.model_copy(update={"method": method, "seed": seed})
-            tables.append(start(one, out=args.out / "runs" / f"{data}_{name}_{seed}").table)
+            folder = args.out / "runs" / f"{data}_{name}_{seed}"
+            there = is_there(one, folder, "choose another place with --out")
+            tables.append((sparing.resume(folder) if there else start(one, out=folder)).table)
+            folders.append(folder)
         algorithm, _, topk = name.partition("_")
         write_runs(results, str(data), algorithm, "study" + topk, tables)
-    groups, _ = grouped([read(folder) for folder in find([args.out / "runs" / f"{data}_*"])])
+    groups, _ = grouped([read(folder) for folder in folders])
     found = compare(groups, warmup=options["warmup"])
     (results / "comparison.csv").write_text(csv_text(found))
     made = dict(figures(groups))
@@ -55,4 +62,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except sparing.SparingError as error:
+        sys.exit(f"sr_study: {error}")

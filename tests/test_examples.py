@@ -25,6 +25,14 @@ def printed(folder: Path, name: str, *words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def refused(folder: Path, name: str, *words: str) -> str:
+    """One line and no traceback."""
+    done = subprocess.run([sys.executable, EXAMPLES / name, *words], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    return line
+
+
 def test_parts_of_ones_own(tmp_path):
     rows = printed(tmp_path, "my_part.py")[1:]
     assert len(rows) == 5
@@ -46,10 +54,17 @@ def test_five_methods_are_compared(tmp_path):
     title = lines.index("Accuracy, %")
     shown = [line.split()[0] for line in lines[title + 4 : title + 9]]
     assert shown == ["fedavg", "psfed+int8", "fedscr+int8", "topk+int8+memory", "ecsq+memory"]
+    trained = (tmp_path / "runs" / "five" / "topk-1" / "rounds.csv").read_text()
+    (tmp_path / "runs" / "five" / "topk-1" / "summary.json").unlink()
+    assert printed(tmp_path, "compare_five.py", "--rounds", "1", "--seeds", "2") == lines
+    assert (tmp_path / "runs" / "five" / "topk-1" / "rounds.csv").read_text() == trained, "it was not trained again"
+    line = refused(tmp_path, "compare_five.py", "--rounds", "2", "--seeds", "2")
+    assert line == "compare_five: runs/five/fedavg-0 holds a run of another study; choose another place with --out"
 
 
 def test_the_sr_study(tmp_path):
-    printed(tmp_path, "sr_study.py", "--seeds", "2")
+    lines = printed(tmp_path, "sr_study.py", "--seeds", "2")
+    assert printed(tmp_path, "sr_study.py", "--seeds", "2") == lines, "the second time it reads what is there"
     results = tmp_path / "results"
     table = list(csv.DictReader((results / "comparison.csv").read_text().splitlines()))
     assert len(table) == 3

@@ -91,12 +91,13 @@ def test_what_is_refused_is_counted_by_client():
 
 @pytest.mark.parametrize("engine", ["vector", "debug"])
 def test_a_round_in_which_all_is_refused_changes_nothing(engine, tmp_path):
-    first = play(["median"], "nan", sample=12, rounds=1)
+    exact = {"path": "loop"}
+    first = play(["median"], "nan", sample=12, rounds=1, plan=exact)
     path = tmp_path / "trace.csv"
     alone = next(i for i in range(12) if bool(attackers_of()[i]))
     rows = "".join(f"{i},1,1\n" for i in range(12)) + f"{alone},2,2\n"
     path.write_text("client,from,to\n" + rows)
-    second = play(["median"], "nan", sample=12, rounds=2, engine=engine, fleet={"trace": str(path)})
+    second = play(["median"], "nan", sample=12, rounds=2, engine=engine, plan=exact, fleet={"trace": str(path)})
     assert second.metric("refused") == [3.0, 1.0]
     assert second.model_sha256 == first.model_sha256
 

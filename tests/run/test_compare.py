@@ -11,7 +11,8 @@ import sparing
 from made import made_run
 from sparing.core.errors import ConfigError
 from sparing.run.compare import compare
-from sparing.run.gather import find, grouped, read
+from sparing.run.config import study_from
+from sparing.run.gather import find, grouped, is_there, read
 
 CURVES = {
     ("fedavg", 0): [0.10, 0.50, 0.70, 0.80, 0.79],
@@ -121,7 +122,8 @@ def test_seconds_to_a_target_where_there_is_a_clock(tmp_path):
 
 
 def test_one_seed_has_no_spread_and_no_interval(runs):
-    rows, _ = compared(runs / "fedavg-1", runs / "topk-1")
+    rows, notes = compared(runs / "fedavg-1", runs / "topk-1")
+    assert [note.split(";")[0] for note in notes] == ["one seed is one draw: no deviation and no interval"]
     assert math.isnan(rows["topk"].stats["final_accuracy"].std)
     assert math.isnan(rows["topk"].stats["seed_std"].mean)
     gap = rows["topk"].gaps["final_accuracy"]
@@ -184,8 +186,10 @@ def test_the_same_seed_twice_counts_once(runs):
     rows, notes = compared(runs / "fedavg-0", runs / "topk-0", runs / "topk-0-again")
     assert rows["topk"].seeds == [0]
     assert rows["topk"].stats["final_accuracy"].mean == 0.82
-    assert len(notes) == 1
-    assert "the same study and seed" in notes[0]
+    assert [("the same study and seed" in note, "one seed is one draw" in note) for note in notes] == [
+        (True, False),
+        (False, True),
+    ]
 
 
 def test_nothing_is_paired_across_tasks(runs):
@@ -193,6 +197,83 @@ def test_nothing_is_paired_across_tasks(runs):
     rows, notes = compared(runs / "fedavg-0", runs / "other")
     assert rows["topk"].gaps == {}
     assert any("these settings differ: task.data" in note for note in notes)
+
+
+def test_validation_samples_are_said_and_not_paired_with_test_samples(runs):
+    for seed in (0, 1):
+        for method in ("psfed", "int8"):
+            made_run(runs / f"{method}-{seed}", [0.5] * 5, method, seed, study={"evaluate": {"set": "validation"}})
+    _, notes = compared(runs / "psfed-*", runs / "int8-*")
+    assert any(note.startswith("accuracy and loss are on validation samples") for note in notes)
+    rows, notes = compared(runs)
+    assert any(note.startswith("accuracy and loss of int8 and psfed are on validation samples") for note in notes)
+    assert rows["psfed"].gaps == {}
+    assert not any("validation" in note for note in compared(runs / "fedavg-*", runs / "topk-*")[1])
+
+
+def test_a_target_that_nobody_reaches_is_said(runs):
+    assert "no run reaches 95 % accuracy; the highest is 90.00 %" in compared(runs, target=0.95)[1]
+    assert compared(runs, target=0.9)[1] == []
+
+
+def test_failed_runs_are_left_out_with_the_reason(runs):
+    path = made_run(runs / "psfed-0", [0.1, 0.2], "psfed", 0, study={"rounds": 5}, finished=False)
+    (path / "failed.txt").write_text("the loss became nan in round 3\n")
+    rows, notes = compared(runs)
+    assert list(rows) == ["fedavg", "topk"]
+    assert notes == [f"{path} failed and is left out: the loss became nan in round 3"]
+    with pytest.raises(ConfigError, match=r"every run here failed.*the loss became nan in round 3"):
+        compared(path)
+    made_run(runs / "int8-0", [0.1], "int8", 0)
+    (runs / "int8-0" / "failed.txt").write_text("an earlier attempt\n")
+    assert "int8" in compared(runs)[0], "it is finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("summary.json", "{", "is not as it was written"),
+        ("summary.json", "[3]", "is not as it was written"),
+        ("ledger.csv", None, "is missing"),
+        ("ledger.csv", "", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up,many\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n0,0,up,5\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up,5,7\n", "is not as it was written"),
+        ("metrics.csv", None, "is missing"),
+        ("metrics.csv", "round,metric,value\n1,x\n", "is not as it was written"),
+        ("rounds.csv", None, "is missing"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, said):
+    path = made_run(tmp_path / "a", [0.1, 0.2])
+    if text is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name} {said}; restore it"):
+        read(path)
+
+
+def test_a_run_among_runs_hides_none(runs):
+    with pytest.raises(ConfigError, match="holds run folders such as fedavg-0"):
+        made_run(runs, [0.1] * 5, "psfed")
+    assert not (runs / "config.yaml").exists()
+    made_run(runs.parent / "inner" / "deep", [0.1] * 5, "int8").parent.rename(runs / "inner")
+    made_run(runs / "own", [0.1] * 5, "psfed")
+    for path in (runs / "own").iterdir():
+        path.rename(runs / "inner" / path.name)
+    assert [path.name for path in find([runs / "inner"])] == ["inner", "deep"]
+
+
+def test_a_study_is_known_again_and_another_refused(tmp_path):
+    path = made_run(tmp_path / "a", [0.1], "topk", 3, study={"plan": {"chunk": 2}})
+    study = study_from({"method": "topk", "seed": 3, "rounds": 1})
+    assert is_there(study, path)
+    assert not is_there(study, tmp_path / "b")
+    for other in ({"seed": 4}, {"rounds": 2}, {"method": ["int8"]}):
+        with pytest.raises(ConfigError, match="holds a run of another study; look elsewhere"):
+            is_there(study.model_copy(update=other), path, "look elsewhere")
 
 
 def test_another_baseline(runs):
@@ -235,7 +316,7 @@ def test_real_folders_agree_with_their_summaries(tmp_path):
     for method in ("fedavg", "topk", "local"):
         sparing.run(task, method, rounds=2, out=tmp_path / method, plan={"threads": 1})
     rows, notes = compared(tmp_path, target=0.01)
-    assert notes == []
+    assert [note.split(":")[0] for note in notes] == ["one seed is one draw"]
     for method, row in rows.items():
         summary = json.loads((tmp_path / method / "summary.json").read_text())
         assert row.stats["final_accuracy"].mean == summary["accuracy"]

@@ -1,5 +1,6 @@
 """`sparing new`: a folder to start from, and nothing overwritten."""
 
+import json
 import re
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def test_a_study_that_loads_and_a_readme_whose_commands_work(monkeypatch):
     assert {path.name for path in Path("runs").iterdir()} == {
         f"digits-{method}-{seed}" for method in ("fedavg", "topk+memory") for seed in (0, 1)
     }
+
+
+def test_the_study_learns():
+    call("new", "mine")
+    result = call("run", "mine/study.yaml", "rounds=20", "plan.threads=1", "--json")
+    assert json.loads(result.stdout)["best_accuracy"] > 0.9, "which its README asks for"
+    assert "--target 0.9" in Path("mine/README.md").read_text()
 
 
 def test_every_key_of_the_file_is_explained():

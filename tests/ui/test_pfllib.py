@@ -85,6 +85,8 @@ def test_methods(words, method):
         ("-gr ten", "invalid int value: 'ten'"),
         ("-gr 0", "rounds"),
         ("-foo 3", "-foo"),
+        ("-did 1", "name the device with -dev, such as -dev cuda:1"),
+        ("--device_id=1", "name the device with -dev, such as -dev cuda:1"),
         ("-jr 1.5", "sample is 1.5"),
         ("-t 0", "-t is 0"),
         ("evaluate.every=2", "H5 files need every round"),
@@ -116,6 +118,9 @@ def test_it_says_the_study_runs_it_and_writes_the_files():
     text = result.stdout.split("as a study:\n\n")[1].split("\n\n")[0]
     Path("said.yaml").write_text(text)
     assert load_study("said.yaml") == asked(["-algo", "SR-FedAvg", *map(str, TINY), "-topk", "-srwarmup", "1"]).study
+    for i in (0, 1):
+        begins = f"run {i + 1} of 2: 2 rounds, to runs/digits_SR-FedAvg_mine_{i}; a line follows every tenth of them"
+        assert result.stdout.index(begins) < result.stdout.index("round 1/2" if i == 0 else f"mine_{i}.h5")
     for run, runs in ((0, 1), (1, 1), ("all", 2)):
         assert f"wrote results/digits_SR-FedAvg_mine_{run}.h5" in result.stdout
         with h5py.File(f"results/digits_SR-FedAvg_mine_{run}.h5") as file:

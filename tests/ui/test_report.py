@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,10 +18,11 @@ from sparing.run.compare import compare
 from sparing.run.gather import find, grouped, read
 from sparing.ui.cli import app
 from sparing.ui.report import files
-from sparing.ui.report.curves import beats
-from sparing.ui.report.figure import Plot, Series, log_ticks, thinned, ticks
-from sparing.ui.report.page import figures, page
-from sparing.ui.report.svg import draw
+from sparing.ui.report.curves import beats, leader, pareto
+from sparing.ui.report.figure import Plot, Series, labels, log_ticks, thinned, ticks
+from sparing.ui.report.page import about, caution, figures, page
+from sparing.ui.report.reading import Members, Seen
+from sparing.ui.report.svg import draw, tint
 
 TASK = {"data": "digits", "clients": 5, "model": "cnn"}
 OPTIONS = {"rounds": 3, "sample": 3, "local": {"steps": 2}, "plan": {"path": "loop", "chunk": 2, "threads": 1}}
@@ -88,7 +91,7 @@ def test_every_figure_is_there_with_its_numbers(report):
     assert all(link.startswith("#") and link[1:] in reader.ids for link in reader.links)
     assert "url(" not in report.read_text()
     assert re.findall(r"https?://[^\"']+", report.read_text()) == len(
-        re.findall(r"<svg|SVG = ", report.read_text())
+        re.findall(r"<svg viewBox|SVG = ", report.read_text())
     ) * ["http://www.w3.org/2000/svg"], "names of a language, not addresses"
     assert len(report.read_bytes()) < 1_000_000
 
@@ -114,6 +117,7 @@ def test_lines_are_means_and_bands_standard_deviations_over_seeds(runs, groups):
     accuracy = 100 * np.array([[float(row["accuracy"]) for row in table] for table in tables])
     (line,) = [one for one in made["accuracy-by-round"].plots[0].series if one.name == "fedavg"]
     np.testing.assert_allclose(line.y, accuracy.mean(0))
+    assert line.spread is not None
     np.testing.assert_allclose(line.spread, accuracy.std(0, ddof=1))
     (steady,) = [one for one in made["stability"].plots[0].series if one.name == "fedavg"]
     np.testing.assert_allclose(steady.y, accuracy.std(0, ddof=1))
@@ -152,6 +156,114 @@ def test_nobody_beats_what_is_on_the_front():
     assert beats(at(1, 91), at(1, 90))
     assert not beats(at(1, 90), at(1, 90))
     assert not beats(at(1, 89), at(2, 90))
+
+
+@pytest.fixture
+def ended(groups):
+    """A method whose seeds end at these accuracies, having sent so many bytes a round."""
+
+    def make(label: str, *ends: float, sent: int = 1000) -> Members:
+        run = groups[0].runs[0]
+        tables = [[replace(record, accuracy=end, personal_accuracy=np.nan, up_bytes=sent, down_bytes=0)
+                   for record in run.table] for end in ends]  # fmt: skip
+        runs = [run._replace(seed=i, table=table) for i, table in enumerate(tables)]
+        return Members(label, [Seen(run, [], {}, {}) for run in runs], 0)
+
+    return make
+
+
+def test_a_winner_is_named_only_beyond_chance(ended):
+    def said(*found: Members) -> str:
+        return leader(found, "accuracy")
+
+    top, close, low = ended("a", 0.90, 0.92, 0.94), ended("b", 0.91, 0.90, 0.94), ended("c", 0.50, 0.52, 0.55)
+    assert said(top) == "a ends at 92.0 %"
+    assert said(low, top) == "a ends highest, at 92.0 %"
+    assert said(low, close, top) == "no clear winner, 2 of 3 methods are too close to call, at 91.7 to 92.0 %"
+    assert said(ended("d", 0.95), ended("e", 0.1)) == "too few seeds to name a winner, methods end at 10.0 to 95.0 %"
+    assert said(low, ended("d", 0.95)) == "too few seeds to name a winner, methods end at 52.3 to 95.0 %"
+
+
+def test_beaten_is_what_seeds_say_is_beaten(ended):
+    top, close = ended("a", 0.90, 0.92, 0.94), ended("b", 0.91, 0.90, 0.94, sent=2000)
+    low, same = ended("c", 0.50, 0.52, 0.55, sent=2000), ended("d", 0.90, 0.92, 0.94, sent=3000)
+    figure = pareto([top, close, low, same, ended("e", 0.2, sent=4000)])
+    assert figure is not None
+    (plot,) = figure.plots
+    assert {one.name for one in plot.series if one.hollow} == {"c", "d"}
+    assert len(plot.front) == 1
+    places = {row[0]: row[-1] for row in figure.tables[0].rows}
+    assert places == {"a": "yes", "b": "seeds cannot tell", "c": "beaten", "d": "beaten", "e": "seeds cannot tell"}
+
+
+def test_maps_of_one_measure_have_one_scale(groups):
+    made = {figure.key: figure for _, figure in figures(groups)}
+    cosines = [plot for plot in made["similarity"].plots if "cosine" in plot.title]
+    values = [abs(x) for plot in cosines for row in plot.values for x in row if x is not None]
+    assert len(cosines) == 2
+    assert all(plot.signed and plot.scale == (-max(values), max(values)) for plot in cosines)
+    heads = [plot for plot in made["similarity"].plots if "heads" in plot.title]
+    assert len({plot.scale for plot in heads}) == 1
+    assert not any(plot.signed for plot in heads)
+    for layer in ("conv1.weight", "conv2.weight"):
+        maps = [plot for plot in made["updates"].plots if plot.kind == "heat" and layer in plot.title]
+        most = max(x for plot in maps for row in plot.values for x in row if x is not None)
+        assert len(maps) > 1
+        assert {plot.scale for plot in maps} == {(0.0, most)}
+        assert [plot.fresh for plot in maps] == [True, *[False] * (len(maps) - 1)]
+        assert all(plot.title.startswith("fedavg, seed 0: ") for plot in maps)
+    assert re.search(r"within a filter -?\d\.\d\d in fedavg, shuffled -?\d", made["updates"].title)
+    assert "-0.00" not in made["updates"].title
+    drawn = draw(Plot("heat", rows=["a"], columns=["c"], values=[[0.5]], scale=(-1.0, 1.0), signed=True))
+    assert 'class="v7" d=' in drawn.svg
+
+
+def test_many_methods_look_different():
+    assert len({tint(i) for i in range(32)}) == 32
+    names = [f"fedavg (task.model=mlp, local.lr=0.0{i}, rounds=3)" for i in range(1, 10)]
+    assert len(set(labels(names, 18))) == 9
+    svg = draw(Plot("lines", series=[Series(name, [0.0, 1.0], [1.0, 2.0], tint=i) for i, name in enumerate(names)])).svg
+    assert all(f"lr=0.0{i}" in svg for i in range(1, 10))
+    sizes = [f"{n},000 parameters" for n in (8, 4, 2, 1)]
+    svg = draw(Plot("heat", rows=["conv"], columns=sizes, values=[[1.0, 2.0, 3.0, 4.0]])).svg
+    assert svg.count("rotate(-40") == 4, "every size has its name"
+
+
+def test_changes_have_no_bands(groups):
+    (figure,) = [figure for _, figure in figures(groups) if figure.key == "stability"]
+    assert all(one.spread is None for one in figure.plots[-1].series)
+
+
+def test_what_the_top_says(groups):
+    (plain,) = [group for group in groups if group.label == "fedavg"]
+    assert about([plain]) == "3 rounds, 2 seeds: fedavg."
+    assert about([plain._replace(runs=plain.runs[:1])]) == "3 rounds, 1 seed: fedavg."
+    assert caution([plain]) == ""
+    held = [run._replace(settings=run.settings | {"evaluate.set": "validation"}) for run in plain.runs]
+    aside = plain._replace(label="held", runs=held)
+    assert "Accuracies and losses are on validation samples" in page([aside], compare([aside]), figures([aside]))
+    assert "losses of held are on validation" in caution([plain, aside])
+    (clients,) = [figure for _, figure in figures([aside]) if figure.key == "clients"]
+    assert clients.plots[0].x == "accuracy on the client's own validation samples (%)"
+
+
+def test_damaged_and_missing_files_are_named(runs, tmp_path):
+    shutil.copytree(runs / "plain", tmp_path / "plain")
+    (tmp_path / "plain/clients.csv").unlink()
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "a.html")])
+    assert done.exit_code == 0, done.output
+    assert "clients.csv is missing: the clients of this run are not shown" in (tmp_path / "a.html").read_text()
+    for file, bad in (("pictures.jsonl", '{"kind": "spl'), ("pictures.jsonl", "[1]"), ("clients.csv", "1,2")):
+        path = tmp_path / "plain" / file
+        path.write_text((runs / "plain" / file).read_text() + bad + "\n")
+        done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "b.html")])
+        assert done.exit_code == 2
+        assert f"{file} is not as it was written, see line {len(path.read_text().splitlines())}" in words(done.stderr)
+        path.write_text((runs / "plain" / file).read_text())
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_words_of_a_study_are_not_markup(groups):
@@ -210,7 +322,7 @@ def test_the_page_works_in_a_browser(report, tmp_path):
     with browser(tmp_path) as tab:
         tab.call("Emulation.setDeviceMetricsOverride", width=1280, height=900, deviceScaleFactor=1, mobile=False)
         tab.open(report)
-        assert tab.run("[...document.querySelectorAll('figure svg')].every(s => s.getBoundingClientRect().height > 60)")
+        assert tab.run("[...document.querySelectorAll('.reach svg')].every(s => s.getBoundingClientRect().height > 60)")
         inside = """[...document.querySelectorAll('figure svg text')].filter(t => {
             const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect();
             return a.left < b.left - 1 || a.right > b.right + 1 || a.bottom > b.bottom + 1; })
@@ -248,6 +360,7 @@ def test_the_page_works_in_a_browser(report, tmp_path):
         assert tab.run(paper) != before
         tab.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=True)
         assert tab.run("document.documentElement.scrollWidth <= innerWidth"), "a narrow page does not scroll sideways"
+        assert tab.run("document.getElementById('theme').getBoundingClientRect().right <= innerWidth")
 
         wrong = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
         assert [event for event in tab.events if event.get("method") in wrong] == []

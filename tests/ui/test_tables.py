@@ -109,6 +109,34 @@ def test_notes_stand_under_the_tables(runs):
     assert "note: rounds differ" in text
 
 
+def test_notes_go_to_stderr_where_the_table_is_csv(runs):
+    made_run(runs / "psfed9", [0.5, 0.6, 0.7], "psfed", 9)
+    result = call("compare", runs, "--csv", "--target", 0.99)
+    assert len(list(csv.DictReader(io.StringIO(result.stdout)))) == result.stdout.count("\n") - 1 == 3
+    said = [line.split(" (")[0] for line in result.stderr.splitlines()]
+    assert said[0] == "sparing: note: seeds differ"
+    assert "sparing: note: rounds differ" in said
+    assert said[-1] == "sparing: note: no run reaches 99 % accuracy; the highest is 90.00 %"
+    for form, mark in (("--markdown", "- "), ("--latex", "% ")):
+        result = call("compare", runs, form)
+        assert f"\n{mark}seeds differ" in result.stdout
+        assert result.stderr == ""
+
+
+def test_a_target_that_nobody_reaches_keeps_its_table(runs):
+    text = call("compare", runs, "--target", 0.99).stdout
+    table = text[text.index("Until 99 % accuracy") :].splitlines()
+    assert table[3].split() == ["fedavg", *["0", "of", "2", "seeds"] * 2]
+    assert "Until" not in call("compare", runs).stdout
+
+
+def test_one_seed_has_no_confidence_in_its_heading(runs):
+    text = call("compare", runs / "fedavg0", runs / "topk0").stdout
+    assert "Accuracy less fedavg's, points\n" in text
+    assert "note: one seed is one draw" in text
+    assert "Accuracy less fedavg's, points [95 % confidence]\n" in call("compare", runs).stdout
+
+
 def test_bad_input_is_refused_in_one_line(runs):
     made_run(runs / "cut", [0.5], "psfed", study={"rounds": 2}, finished=False)
     for args, word in [
@@ -127,9 +155,16 @@ def test_bad_input_is_refused_in_one_line(runs):
 
 
 def test_h5_files_of_what_is_compared(runs):
-    assert call("compare", runs, "--h5", "results", "--goal", "mine").exit_code == 0
+    result = call("compare", runs, "--h5", "results", "--goal", "mine")
+    assert result.exit_code == 0
     names = sorted(path.name for path in Path("results").iterdir())
     assert names == [f"digits_{m}_mine_{r}.h5" for m in ("fedavg", "topk") for r in (0, 1, "all")]
+    told = [f"wrote results/{name}" for name in names]
+    assert result.stdout.splitlines()[-6:] == told
+    result = call("compare", runs, "--h5", "results", "--goal", "mine", "--csv")
+    assert (result.stdout.count("\n"), result.stderr.splitlines()) == (3, told)
+    result = call("compare", runs, "--h5", "results", "--goal", "mine", "--json")
+    assert json.loads(result.stdout)["files"] == [f"results/{name}" for name in names]
     with h5py.File("results/digits_topk_mine_all.h5") as file:
         assert file["test_acc"][()].tolist() == CURVES["topk"]
         assert math.isclose(file["train_loss_mean"][1], 0.4)

@@ -34,7 +34,7 @@ class Job(NamedTuple):
     initial: Tree
     seed: int
     rounds: int
-    path: str = "loop"  # of local training: "loop" or "stacked"
+    path: str = "loop"  # of local training: "loop", "stacked" or "implicit"
     chunk: int = 16  # clients in memory at once
     threads: int = 1  # clients training side by side
     fleet: Fleet = Fleet()

@@ -55,7 +55,7 @@ def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, 
         models = models_of(job, bank, server, t, ids, who, wanted.steps)
     whole = job.network(models) if who == "global" else job.used(models)
     data, loss = job.task.test, job.task.loss
-    got = evaluate_rows(model, loss, whole, data, ids, static=is_static(job), stacked=job.path == "stacked")
+    got = evaluate_rows(model, loss, whole, data, ids, static=is_static(job), stacked=job.path != "loop")
     return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
 
 

@@ -32,7 +32,9 @@ class Vector:
                 gone_K = self.job.fleet.gone(ctx, bytes_in(returned))
                 if bool(gone_K.any()):
                     state = put_back(method, state, up, gone_K, ctx)
-                if not bool(gone_K.all()):
+                if not bool(gone_K.any()):
+                    incoming(method, server, fold, down, up, ctx)
+                elif not bool(gone_K.all()):
                     here = (~gone_K).nonzero()[:, 0]
                     incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
                 self.bank.write(ctx.ids, state)

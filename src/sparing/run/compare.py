@@ -24,6 +24,7 @@ from sparing.run.results import Record, best, bytes_to, last, rounds_to, time_to
 CONFIDENCE = 0.95
 SLACK = 1e-9  # so that 0.90 is within 0.01 of 0.91
 PAIRED = ("final_accuracy", "personal_accuracy")
+SET = "evaluate.set"
 
 
 class Stat(NamedTuple):
@@ -72,7 +73,7 @@ def compare(
     """All groups against one of them: the named one, else FedAvg, else the first."""
     groups, notes = complete(groups, incomplete)
     base, said = baseline_of(groups, baseline)
-    notes += said + doubts(groups)
+    notes += said + doubts(groups) + unreached(groups, target)
     numbers = [[run_numbers(run, target, tolerance, warmup) for run in group.runs] for group in groups]
     of_base = numbers[groups.index(base)]
     rows = []
@@ -134,9 +135,10 @@ def stat(values: Sequence[float]) -> Stat:
 
 
 def gap(group: Group, mine: list[dict], base: Group, theirs: list[dict], name: str) -> Gap:
-    """Paired by seed, which gives both the same split, first model and cohorts; nothing where the tasks differ."""
+    """Paired by seed, which gives both the same split, first model and cohorts; nothing where the samples differ."""
     nothing = Gap(math.nan, math.nan, math.nan, 0)
-    if any(key.startswith("task.") for key in differing([group.runs[0].settings, base.runs[0].settings])):
+    apart = differing([group.runs[0].settings, base.runs[0].settings])
+    if any(key.startswith("task.") or key == SET for key in apart):
         return nothing
     have = {run.seed: one[name] for run, one in zip(base.runs, theirs, strict=True)}
     pairs = [(one[name], have[run.seed]) for run, one in zip(group.runs, mine, strict=True) if run.seed in have]
@@ -211,6 +213,14 @@ def baseline_of(groups: Sequence[Group], wanted: str | None) -> tuple[Group, lis
     ) > 1 else []
 
 
+def unreached(groups: Sequence[Group], target: float | None) -> list[str]:
+    """A target that is out of everybody's reach."""
+    highest = max((top for group in groups for run in group.runs if (top := best(run.table)) == top), default=None)
+    if target is None or highest is None or highest >= target:
+        return []
+    return [f"no run reaches {100 * target:g} % accuracy; the highest is {100 * highest:.2f} %"]
+
+
 def doubts(groups: Sequence[Group]) -> list[str]:
     """What a reader should know before comparing these."""
     notes = []
@@ -218,6 +228,16 @@ def doubts(groups: Sequence[Group]) -> list[str]:
     if len({tuple(s) for s in seeds.values()}) > 1:
         said = "; ".join(f"{label}: {', '.join(map(str, s))}" for label, s in seeds.items())
         notes.append(f"seeds differ ({said}): means are over different ones, differences over those in common")
+    single = [label for label, s in seeds.items() if len(s) == 1]
+    if single:
+        who = "" if len(single) == len(groups) else f" for {' and '.join(single)}"
+        notes.append(f"one seed is one draw: no deviation and no interval{who}; run more, such as seed=1 and seed=2")
+    judged = [group.label for group in groups if group.runs[0].settings.get(SET) == "validation"]
+    if judged:
+        who = "" if len(judged) == len(groups) else f" of {' and '.join(judged)}"
+        notes.append(
+            f"accuracy and loss{who} are on validation samples, by which settings are chosen, not on test samples"
+        )
     rounds = {group.label: len(group.runs[0].table) for group in groups}
     if len(set(rounds.values())) > 1:
         said = "; ".join(f"{label}: {count}" for label, count in rounds.items())

@@ -153,7 +153,7 @@ class EvaluateSection(Section):
 class PlanSection(Section):
     """How the work is laid out; "auto" is settled once, written down, and reused by resume."""
 
-    path: Literal["auto", "loop", "stacked"] = "auto"
+    path: Literal["auto", "loop", "stacked", "implicit"] = "auto"
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
     bank: Literal["auto", "memory", "file"] = "auto"

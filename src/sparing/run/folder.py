@@ -37,6 +37,7 @@ from sparing.run.results import (
 
 CONFIG, ROUNDS, LEDGER, SUMMARY = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
 ENVIRONMENT, LOG = "environment.json", "log.txt"
+FAILED = "failed.txt"  # of a run in a sweep: why training broke down
 CLIENTS = "clients.csv"
 METRICS = "metrics.csv"
 PICTURES = "pictures.jsonl"
@@ -52,11 +53,15 @@ class Folder:
 
     @classmethod
     def create(cls, path: str | Path, config: dict[str, Any]) -> "Folder":
-        """A new folder; one that already holds a run is left alone."""
+        """A new folder; one that already holds a run, or folders of runs, is left alone."""
         path = Path(path)
         if any((path / name).exists() for name in (CONFIG, CHECKPOINT, SLOTS)):
             raise ConfigError(
                 f"{path} already holds a run; continue it with `sparing resume {path}` or choose another folder"
+            )
+        if inner := next(iter(sorted(path.glob(f"*/{CONFIG}"))), None):
+            raise ConfigError(
+                f"{path} holds run folders such as {inner.parent.name}; choose a folder in it or elsewhere"
             )
         try:
             path.mkdir(parents=True, exist_ok=True)

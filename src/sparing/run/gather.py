@@ -3,21 +3,20 @@
 import glob
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from sparing.core.errors import ConfigError
 from sparing.core.registry import known
-from sparing.run.config import study_from
-from sparing.run.folder import CONFIG, LEDGER, METRICS, ROUNDS, SUMMARY, Folder
-from sparing.run.ledger import HEADER
+from sparing.run.config import Study, study_from
+from sparing.run.folder import CONFIG, FAILED, LEDGER, METRICS, ROUNDS, SUMMARY, Folder
 from sparing.run.results import Record, metrics_read, row_read
 from sparing.task.options import named
 
 ASIDE = ("seed", "engine", "device", "plan", "checkpoint", "record")
 """What does not make it another experiment: the seed, and where and how it was run."""
-UP, VALUE = (HEADER.strip().split(",").index(name) for name in ("direction", "value"))
+T = TypeVar("T")
 
 
 class Kept(NamedTuple):
@@ -31,6 +30,7 @@ class Kept(NamedTuple):
     table: list[Record]
     value_bytes: list[int]  # up, a round: the values alone, without index, scale and header
     finished: bool
+    failed: str = ""  # why training broke down, where it did
 
 
 class Group(NamedTuple):
@@ -41,11 +41,14 @@ class Group(NamedTuple):
 
 
 def find(places: Sequence[str | Path]) -> list[Path]:
-    """The run folders at these places: run folders, folders of run folders, or patterns such as runs/digits-*."""
+    """The run folders at these places: run folders, folders of run folders, or patterns such as runs/digits-*.
+
+    A run folder that holds others is taken with them.
+    """
     found: list[Path] = []
     for place in map(str, places):
         hits = [Path(place)] if Path(place).exists() else sorted(map(Path, glob.glob(place)))
-        inside = [sub for hit in hits for sub in ([hit] if is_run(hit) else sorted(hit.glob("*"))) if is_run(sub)]
+        inside = [folder for hit in hits for folder in (hit, *sorted(hit.glob("*"))) if is_run(folder)]
         if not inside:
             raise ConfigError(f"{place} holds no run: there is no {CONFIG} in it or in its folders; check the path")
         found += [folder for folder in inside if folder not in found]
@@ -61,23 +64,48 @@ def read(path: Path) -> Kept:
     folder, config = Folder.open(path)
     study = study_from(config, str(path / CONFIG)).model_dump()
     table = records(folder.path)
-    summary = json.loads((path / SUMMARY).read_text()) if (path / SUMMARY).is_file() else {}
+    summary = parsed(path / SUMMARY, summary_read) if (path / SUMMARY).is_file() else {}
     name = "+".join(named("method", entry)[0] for entry in study["method"])
     done = bool(table) and summary.get("rounds") == len(table)
     data = named("data", study["task"]["data"])[0]
-    return Kept(path, data, name, study["seed"], flat_settings(study), table, values_up(path, len(table)), done)
+    values = parsed(path / LEDGER, lambda ledger: values_up(ledger, len(table)))
+    broken = (path / FAILED).is_file() and not done
+    failed = parsed(path / FAILED, Path.read_text).strip() or "training broke down" if broken else ""
+    return Kept(path, data, name, study["seed"], flat_settings(study), table, values, done, failed)
+
+
+def is_there(study: Study, folder: Path, fix: str = "choose another folder") -> bool:
+    """Whether the folder holds this study, to go on with; a run of another study there is refused."""
+    if not is_run(folder):
+        return False
+    there = study_from(Folder.open(folder)[1], str(folder / CONFIG))
+    if there.seed != study.seed or flat_settings(there.model_dump()) != flat_settings(study.model_dump()):
+        raise ConfigError(f"{folder} holds a run of another study; {fix}")
+    return True
 
 
 def records(path: Path) -> list[Record]:
     """The rounds that are written whole; the last line of a run that was killed may not be."""
+    said = parsed(path / METRICS, lambda file: metrics_read(whole_lines(file)))
+
+    def rows(file: Path) -> list[Record]:
+        table = [row_read(line, said) for line in whole_lines(file).splitlines()[1:]]
+        if [record.round for record in table] != list(range(1, len(table) + 1)):
+            raise ValueError("a round is missing")
+        return table
+
+    return parsed(path / ROUNDS, rows)
+
+
+def parsed(path: Path, read: Callable[[Path], T]) -> T:
+    """What a file of a run says; one that is not there or makes no sense is refused."""
     try:
-        said = metrics_read(whole_lines(path / METRICS))
-        table = [row_read(line, said) for line in whole_lines(path / ROUNDS).splitlines()[1:]]
-    except (OSError, ValueError, TypeError):
-        table = None
-    if table is None or [record.round for record in table] != list(range(1, len(table) + 1)):
-        raise ConfigError(f"{path / ROUNDS} is not as it was written; restore it from a copy, or leave this run out")
-    return table
+        return read(path)
+    except FileNotFoundError:
+        said = "is missing"
+    except (OSError, ValueError, TypeError, IndexError):
+        said = "is not as it was written"
+    raise ConfigError(f"{path} {said}; restore it from a copy, or leave this run out")
 
 
 def whole_lines(path: Path) -> str:
@@ -85,13 +113,23 @@ def whole_lines(path: Path) -> str:
     return text[: text.rfind("\n") + 1]
 
 
+def summary_read(path: Path) -> dict[str, Any]:
+    summary = json.loads(path.read_text())
+    if not isinstance(summary, dict):
+        raise TypeError("no summary")
+    return summary
+
+
 def values_up(path: Path, rounds: int) -> list[int]:
-    """Bytes of values sent up in each round."""
-    total = [0] * rounds
-    for line in whole_lines(path / LEDGER).splitlines()[1:]:
-        cells = line.split(",")
-        if cells[UP] == "up" and int(cells[0]) <= rounds:
-            total[int(cells[0]) - 1] += int(cells[VALUE])
+    """Bytes of values sent up in each round, as the ledger has them."""
+    head, *lines = (line.split(",") for line in whole_lines(path).splitlines())
+    way, value, total = head.index("direction"), head.index("value"), [0] * rounds
+    for cells in lines:
+        t, size = int(cells[0]), int(cells[value])
+        if len(cells) != len(head) or t < 1:
+            raise ValueError(cells)
+        if cells[way] == "up" and t <= rounds:
+            total[t - 1] += size
     return total
 
 
@@ -128,9 +166,13 @@ def defaults(name: str) -> dict[str, Any]:
 
 def grouped(runs: Sequence[Kept]) -> tuple[list[Group], list[str]]:
     """Groups in the order their first run was given, each with a name of its own, and what there is to say."""
-    notes: list[str] = []
+    notes = [f"{run.folder} failed and is left out: {run.failed}" for run in runs if run.failed]
+    if notes and len(notes) == len(runs):
+        raise ConfigError(f"every run here failed, so there is nothing to compare; {notes[0]}")
     sets: dict[str, list[Kept]] = {}
     for run in runs:
+        if run.failed:
+            continue
         have = sets.setdefault(json.dumps(run.settings, sort_keys=True), [])
         twin = next((other for other in have if other.seed == run.seed), None)
         if twin is None:

@@ -20,12 +20,12 @@ from sparing.core.errors import ConfigError
 from sparing.run.compare import Stat, stat
 from sparing.run.config import read_yaml
 from sparing.run.files import write_atomic, write_json
-from sparing.run.folder import CONFIG
+from sparing.run.folder import CONFIG, FAILED
 from sparing.run.gather import read
 from sparing.run.results import last
 from sparing.run.sweep import Settings, Sweep, grid, key_of
 
-SWEEP, TRIALS, FAILED = "sweep.yaml", "trials.json", "failed.txt"
+SWEEP, TRIALS = "sweep.yaml", "trials.json"
 
 
 class Score(NamedTuple):

@@ -19,9 +19,8 @@ import torch
 from sparing.core.errors import ConfigError, SparingError, TrainingError
 from sparing.run.config import Study, study_from
 from sparing.run.files import write_atomic
-from sparing.run.folder import CONFIG
+from sparing.run.folder import CONFIG, FAILED
 from sparing.run.start import resume, start
-from sparing.run.trials import FAILED
 
 TICK = 0.25  # seconds
 PRELOAD = ["__main__", "sparing.run.workers", "sklearn.datasets", "torch._dynamo"]  # imported once, not by every run

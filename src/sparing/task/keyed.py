@@ -26,7 +26,7 @@ class Step:
     """What the layers of one working copy need to know of the step being taken."""
 
     def __init__(self) -> None:
-        self.key: Tensor | None = None  # [] int64: one per client and step
+        self.key: Tensor | None = None  # int64, one per client and step: [], or [K] where K batches stand end to end
         self.real: Tensor | None = None  # [B] bool: false for padding; None: no padding anywhere
         self.draws = 0
 
@@ -37,8 +37,8 @@ class Step:
         """`[n]` in [0, 1), new at every call; depends on key, call and place only: padding at the end is harmless."""
         assert self.key is not None
         self.draws += 1
-        key = mix(self.key + self.draws * signed(3 * GOLDEN))
-        return uniforms(hashes(key.reshape(1), n)[0])
+        keys = mix(self.key + self.draws * signed(3 * GOLDEN)).reshape(-1)
+        return uniforms(hashes(keys, n // len(keys)).flatten())
 
 
 class KeyedDropout(nn.Dropout):

@@ -47,8 +47,8 @@ def sheets(found: Comparison) -> list[Sheet]:
         "values\nalone": times("compression_values"),
     }
     until: dict[str, Cell] = {
-        "rounds": of("rounds_to_target", 1, 1),
-        "MB up and down": of("mb_to_target", 1, 2),
+        "rounds": reached("rounds_to_target", 1),
+        "MB up and down": reached("mb_to_target", 2),
         "seconds of the virtual clock": of("seconds_to_target", 1, 1),
     }
     course: dict[str, Cell] = {
@@ -58,9 +58,11 @@ def sheets(found: Comparison) -> list[Sheet]:
         "std over\nseeds": unrest("seed_std"),
         "std round\nto round": unrest("jitter"),
     }
+    several = any(g.low == g.low for row in found.rows for g in row.gaps.values())
+    interval = " [95 % confidence]" if several else ""
     parts = {
         "Accuracy, %": accuracy,
-        f"Accuracy less {base}'s, points [95 % confidence]": against,
+        f"Accuracy less {base}'s, points{interval}": against,
         "Cost": cost,
         f"Until {100 * (target or 0):g} % accuracy": until,
         f"Course; std in points of accuracy (against {base}'s)": course,
@@ -87,6 +89,12 @@ def of(name: str, scale: float, digits: int, spread: bool = True) -> Cell:
         return f"{s.seeds} of {len(row.seeds)} seeds" if s.seeds else "-"
 
     return cell
+
+
+def reached(name: str, digits: int) -> Cell:
+    """The same of what it took to reach a target; none of the seeds is told too."""
+    plain = of(name, 1, digits)
+    return lambda row: f"0 of {len(row.seeds)} seeds" if name in row.stats and not row.stats[name].seeds else plain(row)
 
 
 def unrest(name: str) -> Cell:

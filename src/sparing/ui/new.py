@@ -21,10 +21,10 @@ method: fedavg                # `sparing methods` lists them; or psfed+topk+int8
                               # with options: [psfed, {topk: {ratio: 0.1}}, int8, memory]
 
 local:                        # training on a client
-  epochs: 1
-  batch: 32
+  epochs: 3
+  batch: 16
   lr: 0.1
-  momentum: 0.0
+  momentum: 0.9
 
 rounds: 30
 sample: 0.5                   # share of the clients in a round, or a count
@@ -46,7 +46,7 @@ README = """\
     sparing run study.yaml seed=1
     sparing run study.yaml method=topk+memory seed=0
     sparing run study.yaml method=topk+memory seed=1
-    sparing compare runs --target 0.8
+    sparing compare runs --target 0.9
 
 A run that was stopped goes on with `sparing resume FOLDER`. The same study and seed give the same model.
 """

@@ -89,6 +89,8 @@ def parser() -> Parser:
 
 def asked(words: Sequence[str]) -> Asked:
     """Flags to a study."""
+    if any(word.partition("=")[0] in ("-did", "--device_id") for word in words):
+        raise ConfigError("-did has no meaning here; name the device with -dev, such as -dev cuda:1")
     args = parser().parse_intermixed_args(words)
     notes: list[str] = []
     values: dict[str, Any] = {

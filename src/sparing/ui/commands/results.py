@@ -12,7 +12,7 @@ from sparing.run.compare import complete
 from sparing.run.gather import find, grouped, read
 from sparing.run.h5 import write_runs
 from sparing.ui import compare as shown
-from sparing.ui.commands.common import AsJson, print_json
+from sparing.ui.commands.common import AsJson, complain, print_json
 
 
 def compare(
@@ -48,14 +48,21 @@ def compare(
     groups, notes = grouped([read(folder) for folder in find(runs)])
     found = compare_runs(groups, baseline, target, tolerance, warmup, allow_incomplete)
     found = found._replace(notes=notes + found.notes)
+    files = []
     if h5 is not None:
         for group in complete(groups, allow_incomplete)[0]:
             tables = [run.table for run in group.runs]
-            write_runs(h5, group.runs[0].data, group.label, goal, tables)
+            files += map(str, write_runs(h5, group.runs[0].data, group.label, goal, tables))
     if as_json:
-        print_json(shown.as_json(found))
-    elif csv or markdown or latex:
+        print_json(shown.as_json(found) | ({"files": files} if files else {}))
+        return
+    to_paste = csv or markdown or latex
+    if to_paste:
         text = shown.csv_text if csv else shown.markdown if markdown else shown.latex
         typer.echo(text(found), nl=False)
     else:
         shown.show(found, Console())
+    for note in found.notes if csv else ():
+        complain(f"note: {note}")
+    for path in files:
+        typer.echo(f"wrote {path}", err=to_paste)

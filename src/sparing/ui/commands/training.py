@@ -8,10 +8,8 @@ import typer
 import yaml
 from rich.console import Console
 
-from sparing.core.errors import ConfigError
 from sparing.run.config import Study, load_study
-from sparing.run.folder import CONFIG
-from sparing.run.gather import flat_settings
+from sparing.run.gather import is_there
 from sparing.run.h5 import write_run
 from sparing.run.loop import Logger
 from sparing.run.results import Result
@@ -90,8 +88,13 @@ def pfllib(flags: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     results, names = [], (said.dataset, said.algorithm, said.goal)
     paths: list[Path] = []
     for i in range(said.times):
-        folder = said.folder(i)
-        going = goes_on(said.of_run(i), folder) if (folder / CONFIG).exists() else begun(said.of_run(i), folder)
+        folder, study = said.folder(i), said.of_run(i)
+        there = is_there(study, folder, "name this one differently with -go")
+        if not (said.as_json or Console().is_terminal):
+            typer.echo(
+                f"run {i + 1} of {said.times}: {study.rounds} rounds, to {folder}; a line follows every tenth of them"
+            )
+        going = continued(folder) if there else begun(study, folder)
         results.append(watched(going, said.as_json))
         if not said.as_json:
             print_result(results[-1], str(folder), Console())
@@ -132,14 +135,6 @@ def continued(folder: Path) -> Going:
     study = study_of(folder)
     progress = Progress(method_name(study.method), study.rounds, earlier_rounds(folder))
     return folder, progress, lambda loggers: continue_run(folder, loggers=loggers)
-
-
-def goes_on(study: Study, folder: Path) -> Going:
-    """The run that is in the folder, if it is this one."""
-    there = study_of(folder)
-    if there.seed != study.seed or flat_settings(there.model_dump()) != flat_settings(study.model_dump()):
-        raise ConfigError(f"{folder} holds a run of another study; name this one differently with -go")
-    return continued(folder)
 
 
 def watched(going: Going, quiet: bool, track: Sequence[str] = ()) -> Result:

@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparing.run.compare import jitter
+from sparing.run.compare import Gap, gap, jitter
+from sparing.run.gather import Group
 from sparing.run.ledger import KINDS
+from sparing.run.results import last
 from sparing.ui.compare import Sheet
 from sparing.ui.report.figure import Figure, Plot, Series, short, thinned
 from sparing.ui.report.reading import Members, over_seeds, spread
@@ -13,21 +15,24 @@ from sparing.ui.report.reading import Members, over_seeds, spread
 ACCURACIES = {"accuracy": "the global model", "personal_accuracy": "clients' own models, mean over clients"}
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 BAND = "A band is one standard deviation over seeds, each way."
+BEYOND = "by more than chance explains (the 95 % interval of the difference, paired by seed)"
 
 
 def by_round(groups: Sequence[Members]) -> Figure | None:
-    plots, tables = [], []
+    plots, tables, said = [], [], ""
     for column, whose in ACCURACIES.items():
         found = lines_of(groups, column, 100)
         if found:
+            said = said or leader(groups, column)
             plots.append(Plot("lines", "round", "accuracy (%)", whose, found))
             tables.append(course(f"Accuracy (%) of {whose}", found))
     if not plots:
         return None
     return Figure(
         "accuracy-by-round",
-        f"Accuracy by round: {leader(plots[0].series)}",
-        f"Higher is better, and further left is sooner. {BAND}",
+        f"Accuracy by round: {said}",
+        f"Higher is better, and further left is sooner. {BAND}"
+        + (f" A winner is named only if it leads every other method {BEYOND}." if len(plots[0].series) > 1 else ""),
         plots,
         tables,
     )
@@ -70,22 +75,27 @@ def by_clock(groups: Sequence[Members]) -> Figure | None:
 def pareto(groups: Sequence[Members]) -> Figure | None:
     plots, tables = [], []
     for column, whose in ACCURACIES.items():
-        ends = [one._replace(x=sent_until(group, one.x)[-1:], y=one.y[-1:], spread=one.spread and one.spread[-1:])
-                for group, one in pairs_of(groups, column)]  # fmt: skip
-        if len(ends) < 2:
+        pairs = [(group, end(group, one)) for group, one in pairs_of(groups, column)]
+        if len(pairs) < 2:
             continue
-        best = [one.name for one in ends if not any(beats(other, one) for other in ends)]
-        ends = [one._replace(hollow=one.name not in best) for one in ends]
-        front = sorted((one.x[0], one.y[0]) for one in ends if not one.hollow)
+        beaten = [[other for other, two in pairs if beats(two, one)] for _, one in pairs]
+        clearly = [any(is_clear(against(other, group, column)) for other in others)
+                   for (group, _), others in zip(pairs, beaten, strict=True)]  # fmt: skip
+        ends = [one._replace(hollow=hollow) for (_, one), hollow in zip(pairs, clearly, strict=True)]
+        front = sorted((one.x[0], one.y[0]) for one, others in zip(ends, beaten, strict=True) if not others)
+        places = ["beaten" if one.hollow else "seeds cannot tell" if others else "yes"
+                  for one, others in zip(ends, beaten, strict=True)]  # fmt: skip
         plots.append(Plot("points", "MB sent (log scale)", "accuracy (%)", whose, ends, True, front=front))
-        rows = [[one.name, f"{one.x[0]:.4g}", cells(one)[0], "no" if one.hollow else "yes"] for one in ends]
+        rows = [[one.name, f"{one.x[0]:.4g}", cells(one)[0], word] for one, word in zip(ends, places, strict=True)]
         tables.append(Sheet(f"The end of the run, {whose}", ["method", "MB", "accuracy (%)", "on the front"], rows))
     if not plots:
         return None
     return Figure(
         "pareto-front",
-        "Accuracy against cost: which methods nobody beats",
-        "The line joins the methods for which no other is both cheaper and as accurate; hollow points are beaten.",
+        "Accuracy against cost",
+        "The line joins the methods for which no other costs as little and is as accurate on average. Hollow points "
+        f"are beaten: another costs no more and is more accurate {BEYOND}. "
+        "Of a full point off the line these seeds cannot tell.",
         plots,
         tables,
     )
@@ -96,14 +106,36 @@ def beats(one: Series, other: Series) -> bool:
     return no_worse and (one.x[0] < other.x[0] or one.y[0] > other.y[0])
 
 
+def end(group: Members, one: Series) -> Series:
+    """The last point, by what was sent until then."""
+    return one._replace(x=sent_until(group, one.x)[-1:], y=one.y[-1:], spread=one.spread and one.spread[-1:])
+
+
+def is_clear(more: Gap) -> bool:
+    """More accurate beyond chance, or just the same in every seed; of one seed nobody knows."""
+    return more.low > 0 or more.low == more.high == 0
+
+
+def against(one: Members, other: Members, column: str) -> Gap:
+    """How much more accurate one ends, paired by seed."""
+
+    def ends(group: Members) -> tuple[Group, list[dict]]:
+        runs = [seen.run for seen in group.seen]
+        return Group(group.label, runs), [{column: last(run.table, column)} for run in runs]
+
+    return gap(*ends(one), *ends(other), column)
+
+
 def by_client(groups: Sequence[Members]) -> Figure | None:
     plots, tables = [], []
+    held = {group.seen[0].run.settings.get("evaluate.set", "test") for group in groups}
+    x = f"accuracy on the client's own {' or '.join(sorted(held))} samples (%)"
     for who, whose in (("before", "the model each client would use"), ("global", "the global model")):
         found = [Series(group.label, pooled(group, who), tint=group.tint) for group in groups]
         found = [one for one in found if one.y]
         if not found:
             continue
-        plots.append(Plot("strips", "accuracy on the client's own test samples (%)", title=whose, series=found))
+        plots.append(Plot("strips", x, title=whose, series=found))
         rows = [[one.name, str(len(one.y)), *(f"{q:.2f}" for q in np.quantile(one.y, QUANTILES))] for one in found]
         head = ["method", "clients", *(f"{100 * q:.0f} %" for q in QUANTILES)]
         tables.append(Sheet(f"Quantiles of accuracy (%), {whose}", head, rows))
@@ -137,7 +169,8 @@ def stability(groups: Sequence[Members]) -> Figure | None:
             steps.append(curve(group, rounds[1:], 100 * np.diff(values, axis=1)))
             uneven.append([group.label, f"{100 * np.mean([jitter(one.run.table, 0) for one in group.seen]):.4f}"])
     if steps:
-        plots.append(Plot("lines", "round", "points of accuracy", "change since the last evaluation", steps))
+        bare = [one._replace(spread=None) for one in steps]
+        plots.append(Plot("lines", "round", "points of accuracy", "change since the last evaluation", bare))
         tables.append(course("Change since the last evaluation", steps))
         tables.append(Sheet("Standard deviation of these changes, mean over seeds", ["method", "points"], uneven))
     if not plots:
@@ -166,8 +199,9 @@ def bytes_sent(groups: Sequence[Members]) -> Figure | None:
     shares = [Series(KINDS[i], share[:, i].tolist(), tint=i) for i in kept]
     cells = [[row, *(f"{x:.4f}" for x in line), f"{line.sum():.4f}"] for row, line in zip(rows, whole, strict=True)]
     up = {group.label: parts[2 * i].sum() for i, group in enumerate(groups)}
-    least = min(up, key=lambda label: up[label])
-    seen = f"{least} sends the fewest up" if len(up) > 1 else f"{short(up[least])} MB up"
+    least = [label for label in up if up[label] == min(up.values())]
+    alone = f"{least[0]} sends the fewest up" if len(least) == 1 else f"{len(least)} methods send equally few up"
+    seen = alone if len(up) > 1 else f"{short(up[least[0]])} MB up"
     return Figure(
         "bytes",
         f"What the bytes are: {seen}",
@@ -228,7 +262,17 @@ def course(title: str, found: Sequence[Series]) -> Sheet:
     return Sheet(title, ["round", *(one.name for one in found)], rows)
 
 
-def leader(found: Sequence[Series]) -> str:
-    top = max(found, key=lambda one: one.y[-1])
-    verb = "ends highest, at" if len(found) > 1 else "ends at"
-    return f"{top.name} {verb} {top.y[-1]:.1f} %"
+def leader(groups: Sequence[Members], column: str) -> str:
+    """The winner, if it is one beyond chance; else where those end that may be as good, as far as seeds can tell."""
+    ends = sorted(((one.y[-1], group) for group, one in pairs_of(groups, column)), key=lambda end: -end[0])
+    high, top = ends[0]
+    if len(ends) == 1:
+        return f"{top.label} ends at {high:.1f} %"
+    lead = [(y, against(top, group, column).low) for y, group in ends[1:]]
+    close, unknown = [y for y, low in lead if low <= 0], [y for y, low in lead if low != low]
+    if not close + unknown:
+        return f"{top.label} ends highest, at {high:.1f} %"
+    if not close:
+        return f"too few seeds to name a winner, methods end at {ends[-1][0]:.1f} to {high:.1f} %"
+    many = f"{len(close) + 1} of {len(ends)} methods"
+    return f"no clear winner, {many} are too close to call, at {min(close):.1f} to {high:.1f} %"

@@ -40,6 +40,9 @@ class Plot(NamedTuple):
     columns: list[str] = []  # noqa: RUF012
     values: list[list[float | None]] = []  # noqa: RUF012
     front: list[tuple[float, float]] = []  # noqa: RUF012
+    scale: tuple[float, float] | None = None  # of a heat map's colours: its own values', if not given
+    signed: bool = False  # two colours, one below 0 and one above
+    fresh: bool = False  # begins a row of plots
 
 
 class Figure(NamedTuple):
@@ -96,6 +99,40 @@ def short(x: float) -> str:
     if x != x:
         return "-"
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+
+
+def counted(count: int, word: str) -> str:
+    """
+    >>> counted(1, "seed"), counted(3, "seed")
+    ('1 seed', '3 seeds')
+    """
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def cut(words: str, most: int) -> str:
+    """Both ends, where names often differ.
+
+    >>> cut("psfed+int8", 20), cut("psfed+topk+int8+memory", 10)
+    ('psfed+int8', 'psfe…emory')
+    """
+    kept = most - 1
+    return words if len(words) <= most else f"{words[: kept // 2]}…{words[len(words) - (kept - kept // 2) :]}"
+
+
+def labels(names: Sequence[str], most: int) -> list[str]:
+    """Names cut to about so many letters, no two different ones to the same: those begin at the word that differs.
+
+    >>> labels(["stein (local.lr=0.1, rounds=5)", "stein (local.lr=0.2, rounds=5)", "fedavg"], 13)
+    ['…local.lr=0.1,…', '…local.lr=0.2,…', 'fedavg']
+    """
+    first = [cut(name, most) for name in names]
+    out = []
+    for name, said in zip(names, first, strict=True):
+        like = {other for other, words in zip(names, first, strict=True) if words == said}
+        same = next((i for i, letters in enumerate(zip(*like, strict=False)) if len(set(letters)) > 1), 0)
+        rest = name[max(name.rfind(sign, 0, same) for sign in " (+") + 1 :]
+        out.append(said if len(like) == 1 else "…" + rest[:most] + "…" * (len(rest) > most))
+    return out if len(set(out)) == len(set(names)) else labels(names, most + 6)
 
 
 def reach(values: Sequence[float], room: float = 0.05) -> tuple[float, float]:

@@ -1,30 +1,37 @@
 """The same figures as files for a paper: PNG, SVG or PDF, drawn by matplotlib."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from sparing.ui.plots.split import INK, PALE, RULE, ink
 from sparing.ui.report.figure import Figure, Plot, Series, short
+from sparing.ui.report.svg import look as turn
 
-COLOURS = ("#0067a5", "#c44900", "#00795a", "#a83e81", "#8a6100", "#2c7fb8", "#4d4d4d", "#6a3d9a")
+COLOURS = ("#0067a5", "#c44900", "#00795a", "#a83e81", "#8a6100", "#7a0c1e", "#4d4d4d", "#6a3d9a")
 DASHES = (
     "-",
     (0, (6, 2)),
     (0, (3, 1.5)),
     (0, (7, 2, 1.5, 2)),
-    "-",
+    (0, (4, 4)),
     (0, (1.5, 1.5)),
     (0, (9, 2)),
     (0, (4, 1.5, 1, 1.5)),
 )
 MARKS = "osD^vPX*"
+SIGNED = LinearSegmentedColormap.from_list(
+    "signed", ["#7d3200", "#d99058", "#f4f4f4", "#69a2cd", "#0c3f74"]
+).with_extremes(bad="white")
 FORMATS = ("png", "svg", "pdf")
 STYLE = {"svg.hashsalt": "sparing", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
 
@@ -50,22 +57,36 @@ def write(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> li
 def drawn(figure: Figure) -> Canvas:
     """Line plots side by side; many maps in a grid."""
     columns = min(len(figure.plots), 4 if any(plot.kind == "heat" for plot in figure.plots) else 2)
-    rows = -(-len(figure.plots) // columns)
+    cells = places(figure.plots, columns)
+    columns, rows = max(j for _, j in cells) + 1, cells[-1][0] + 1
     wide = 3.4 if columns > 2 else 5.2
-    tall = max(3.2, max(0.28 * (len(plot.rows) or len(plot.series)) for plot in figure.plots if plot.kind != "heat")
-               if any(plot.kind != "heat" for plot in figure.plots) else 3.2)  # fmt: skip
+    tall = max(height(plot, wide) for plot in figure.plots)
     canvas = Canvas(figsize=(wide * columns, tall * rows), layout="constrained", facecolor="white")
     for i, plot in enumerate(figure.plots):
-        ax = canvas.add_subplot(rows, columns, i + 1)
+        ax = canvas.add_subplot(rows, columns, cells[i][0] * columns + cells[i][1] + 1)
         {"lines": lines, "points": points, "bars": bars, "strips": strips, "heat": heat}[plot.kind](ax, plot)
-        ax.set_title(plot.title, size=9.5, color=INK, loc="left")
+        if plot.kind in ("lines", "points", "bars"):
+            key(ax, plot, wide)
+        ax.set_title(fill(plot.title, int(9 * wide)), size=9.5, color=INK, loc="left")
         ax.set_xlabel(plot.x, color=INK)
         ax.set_ylabel(plot.y, color=INK)
         ax.tick_params(color=RULE, labelcolor=PALE, labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color(RULE)
-    canvas.suptitle(figure.title, size=11.5, weight="bold", color=INK, x=0.01, ha="left")
+    canvas.suptitle(
+        fill(figure.title, int(10 * wide * columns)), size=11.5, weight="bold", color=INK, x=0.01, ha="left"
+    )
     return canvas
+
+
+def places(plots: Sequence[Plot], columns: int) -> list[tuple[int, int]]:
+    """Row and column of each; a row ends when it is full, where a plot begins another, and after a method's maps."""
+    out = [(0, 0)]
+    for before, plot in pairwise(plots):
+        row, column = out[-1]
+        turn = column + 1 == columns or plot.fresh or (before.kind == "heat" and plot.kind != "heat")
+        out.append((row + 1, 0) if turn else (row, column + 1))
+    return out
 
 
 def look(one: Series) -> dict[str, Any]:
@@ -74,7 +95,7 @@ def look(one: Series) -> dict[str, Any]:
 
 def lines(ax: Axes, plot: Plot) -> None:
     for one in plot.series:
-        dash = (0, (1.5, 2.5)) if one.hollow else DASHES[one.tint % len(DASHES)]
+        dash = (0, (1.5, 2.5)) if one.hollow else DASHES[turn(one.tint)]
         ax.plot(one.x, one.y, linestyle=dash, linewidth=1.6, label=one.name, **look(one))
         if one.spread:
             y, s = np.array(one.y), np.array(one.spread)
@@ -84,7 +105,6 @@ def lines(ax: Axes, plot: Plot) -> None:
     else:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=plot.x == "round"))
     ax.grid(axis="y", color="#e4e8ec", linewidth=0.6)
-    key(ax, plot)
 
 
 def points(ax: Axes, plot: Plot) -> None:
@@ -92,17 +112,30 @@ def points(ax: Axes, plot: Plot) -> None:
         ax.plot(*zip(*plot.front, strict=True), color=RULE, linestyle=(0, (4, 4)), linewidth=1, zorder=1)
     for one in plot.series:
         fill = "white" if one.hollow else look(one)["color"]
-        shape = MARKS[one.tint % len(MARKS)]
+        shape = MARKS[turn(one.tint)]
         ax.errorbar(one.x, one.y, one.spread, marker=shape, markerfacecolor=fill, ls="", label=one.name, **look(one))
     in_decades(ax)
     ax.margins(x=0.1, y=0.1)
-    key(ax, plot)
 
 
-def key(ax: Axes, plot: Plot) -> None:
+def height(plot: Plot, wide: float) -> float:
+    """Inches: a line for each row, and for each row of a long key."""
+    if plot.kind == "heat":
+        return 3.2
+    rows = len(plot.rows) or (len(plot.series) if plot.kind == "strips" else 0)
+    return max(3.2, 0.28 * rows) + 0.17 * max(0, -(-len(plot.series) // key_columns(plot, wide)) - 3)
+
+
+def key_columns(plot: Plot, wide: float) -> int:
+    """As many as there is room for, by the longest name."""
+    longest = max(len(one.name) for one in plot.series)
+    return max(1, min(3 if len(plot.series) > 4 else 2, int(16 * wide / (longest + 6))))
+
+
+def key(ax: Axes, plot: Plot, wide: float) -> None:
     """Below the plot, where it hides nothing."""
     if len(plot.series) > 1:
-        where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": 3 if len(plot.series) > 4 else 2}
+        where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": key_columns(plot, wide)}
         ax.legend(frameon=False, fontsize=7.5, labelcolor=INK, **where)
 
 
@@ -124,7 +157,6 @@ def bars(ax: Axes, plot: Plot) -> None:
         start += np.array(one.y)
     ax.set_yticks(range(len(plot.rows)), plot.rows)
     ax.invert_yaxis()
-    key(ax, plot)
 
 
 def strips(ax: Axes, plot: Plot) -> None:
@@ -140,7 +172,9 @@ def strips(ax: Axes, plot: Plot) -> None:
 
 def heat(ax: Axes, plot: Plot) -> None:
     values = np.array([[np.nan if x is None else x for x in row] for row in plot.values], dtype=float)
-    image = ax.imshow(values, cmap=ink(), aspect="auto", interpolation="nearest")
+    low, high = plot.scale or (None, None)
+    colours = SIGNED if plot.signed else ink()
+    image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
     for axis, names in ((ax.yaxis, plot.rows), (ax.xaxis, plot.columns)):
         every = max(1, -(-len(names) // 12))
         axis.set_ticks(range(0, len(names), every), names[::every])

@@ -14,8 +14,8 @@ from sparing.run.gather import Group, differing
 from sparing.run.gather import shown as worded
 from sparing.ui.compare import Sheet, sheets
 from sparing.ui.report import curves, insides, views
-from sparing.ui.report.figure import Figure, Plot
-from sparing.ui.report.reading import Members, members
+from sparing.ui.report.figure import Figure, Plot, Series, counted
+from sparing.ui.report.reading import Members, members, missing
 from sparing.ui.report.svg import draw, tint
 
 FIGURES = (
@@ -56,14 +56,15 @@ def page(groups: Sequence[Group], found: Comparison, made: Sequence[tuple[str, F
         .render(
             title=title_of(groups),
             about=about(groups),
+            caution=caution(groups),
             css=Markup(css),
             js=Markup(js),
             sheets=sheets(found),
-            notes=found.notes,
+            notes=[*found.notes, *missing(runs)],
             figures=[shown(word, figure) for word, figure in made],
             settings=settings(groups),
             version=sparing.__version__,
-            runs=len(runs),
+            runs=counted(len(runs), "run folder"),
         )
     )
 
@@ -75,9 +76,28 @@ def title_of(groups: Sequence[Group]) -> str:
 
 
 def about(groups: Sequence[Group]) -> str:
-    rounds = dict.fromkeys(str(len(group.runs[0].table)) for group in groups)
-    seeds = dict.fromkeys(str(len(group.runs)) for group in groups)
-    return f"{' or '.join(rounds)} rounds, {' or '.join(seeds)} seeds each: {', '.join(g.label for g in groups)}."
+    rounds = list(dict.fromkeys(len(group.runs[0].table) for group in groups))
+    seeds = list(dict.fromkeys(len(group.runs) for group in groups))
+    each = " each" if len(groups) > 1 else ""
+    said = ", ".join(group.label for group in groups)
+    return f"{either(rounds, 'round')}, {either(seeds, 'seed')}{each}: {said}."
+
+
+def either(counts: list[int], word: str) -> str:
+    """
+    >>> either([1], "seed"), either([3, 1], "seed")
+    ('1 seed', '3 or 1 seeds')
+    """
+    return counted(counts[0], word) if len(counts) == 1 else f"{' or '.join(map(str, counts))} {word}s"
+
+
+def caution(groups: Sequence[Group]) -> str:
+    """Said at the top where accuracy is not that of test samples."""
+    aside = [group.label for group in groups if group.runs[0].settings.get("evaluate.set") == "validation"]
+    if not aside:
+        return ""
+    whose = "" if len(aside) == len(groups) else f" of {', '.join(aside)}"
+    return f"Accuracies and losses{whose} are on validation samples, which settings may have been chosen by."
 
 
 def settings(groups: Sequence[Group]) -> Sheet:
@@ -115,8 +135,16 @@ def drawn(figure: Figure, plot: Plot, table: str) -> dict[str, Any]:
         "title": plot.title,
         "table": table,
         "wide": plot.kind != "heat",
-        "legend": [(one.name, tint(one.tint)) for one in legend],
+        "fresh": plot.fresh,
+        "legend": [(one.name, tint(one.tint), chip(plot, one)) for one in legend],
         "label": f"{plot.title or figure.title}: {axes}. Arrow keys read the values.",
         "svg": Markup(picture.svg),
         "stops": Markup(data),
     }
+
+
+def chip(plot: Plot, one: Series) -> Markup:
+    """What a legend shows of a line, or of a part of bars."""
+    line = f'<path class="line{" dashed" if one.hollow else ""}" d="M0 5h30"/>'
+    wide, body = (10, '<path class="block" d="M0 0h10v10H0z"/>') if plot.kind == "bars" else (30, line)
+    return Markup(f'<svg class="chip" viewBox="0 0 {wide} 10" aria-hidden="true">{body}</svg>')

@@ -2,11 +2,13 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparing.core.errors import ConfigError
 from sparing.run.folder import CLIENTS, LEDGER, PICTURES
 from sparing.run.gather import Group, Kept, whole_lines
 from sparing.run.ledger import KINDS
@@ -44,25 +46,51 @@ def lines(path: Path) -> list[str]:
 
 
 def pictures(folder: Path, last: int) -> list[Picture]:
-    found = [json.loads(line) for line in lines(folder / PICTURES)]
-    return [picture for picture in found if picture["round"] <= last]
+    found: list[Picture] = []
+    for i, line in enumerate(lines(folder / PICTURES)):
+        try:
+            picture = json.loads(line)
+            if picture["kind"] and picture["round"] <= last:
+                found.append(picture)
+        except (ValueError, TypeError, KeyError):
+            raise damaged(folder / PICTURES, i) from None
+    return found
+
+
+def damaged(path: Path, i: int) -> ConfigError:
+    """Of the line after i others."""
+    return ConfigError(
+        f"{path} is not as it was written, see line {i + 1}; restore it from a copy, or leave this run out"
+    )
+
+
+def missing(runs: Sequence[Kept]) -> list[str]:
+    """Files a report looks for that are not there."""
+    gone = [run.folder / CLIENTS for run in runs if not (run.folder / CLIENTS).is_file()]
+    return [f"{path} is missing: the clients of this run are not shown" for path in gone]
 
 
 def sent(folder: Path, last: int) -> dict[str, list[int]]:
     total = {"up": [0] * len(KINDS), "down": [0] * len(KINDS)}
-    for line in lines(folder / LEDGER)[1:]:
-        t, _, way, *cells = line.split(",")
-        if int(t) <= last:
-            total[way] = [a + int(b) for a, b in zip(total[way], cells, strict=True)]
+    for i, line in enumerate(lines(folder / LEDGER)[1:], 1):
+        try:
+            t, _, way, *cells = line.split(",")
+            if int(t) <= last:
+                total[way] = [a + int(b) for a, b in zip(total[way], cells, strict=True)]
+        except (ValueError, KeyError):
+            raise damaged(folder / LEDGER, i) from None
     return total
 
 
 def marks(folder: Path, last: int) -> dict[str, list[float]]:
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for line in lines(folder / CLIENTS)[1:]:
-        t, _, who, _, accuracy, *_ = line.split(",")
-        if int(t) <= last and accuracy:
-            found[who][int(t)].append(float(accuracy))
+    for i, line in enumerate(lines(folder / CLIENTS)[1:], 1):
+        try:
+            t, _, who, _, accuracy, *_ = line.split(",")
+            if int(t) <= last and accuracy:
+                found[who][int(t)].append(float(accuracy))
+        except ValueError:
+            raise damaged(folder / CLIENTS, i) from None
     return {who: rounds[max(rounds)] for who, rounds in found.items()}
 
 

@@ -1,11 +1,12 @@
-"""Plots as SVG, and what to say at each place. Colours are CSS classes, t0 to t7 for series, h0 to h9 for heat."""
+"""Plots as SVG, and what to say at each place. Looks are CSS classes: t0 and d0 on for the colour and dash of a series,
+h0 to h9 for heat, v0 to v9 for heat below and above zero."""
 
 import math
 from collections.abc import Callable
 from html import escape
 from typing import Any, NamedTuple
 
-from sparing.ui.report.figure import Plot, Series, log_ticks, reach, short, ticks
+from sparing.ui.report.figure import Plot, Series, labels, log_ticks, reach, short, ticks
 
 WIDE, HIGH = 560, 320
 TINTS = 8
@@ -41,8 +42,25 @@ class Frame(NamedTuple):
         return self.left + share * (self.right - self.left), self.bottom - high * (self.bottom - self.top)
 
 
+MARKS = (
+    "M-5.5 0a5.5 5.5 0 1 0 11 0a5.5 5.5 0 1 0 -11 0z",
+    "M-5-5h10v10h-10z",
+    "M0-7L6 0L0 7L-6 0z",
+    "M0-6L6 5H-6z",
+    "M0 6L6-5H-6z",
+    "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z",
+    "M-6-6L0-3L6-6L3 0L6 6L0 3L-6 6L-3 0z",
+    "M-7-4h14v8h-14z",
+)
+
+
+def look(i: int) -> int:
+    """Which dash or mark: one further each time the colours begin again."""
+    return (i + i // TINTS) % TINTS
+
+
 def tint(i: int) -> str:
-    return f"t{i % TINTS}"
+    return f"t{i % TINTS} d{look(i)}"
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "start", more: str = "") -> str:
@@ -56,14 +74,6 @@ def rule(x1: float, y1: float, x2: float, y2: float, kind: str) -> str:
 
 def path(points: list[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def cut(words: str, most: int) -> str:
-    """
-    >>> cut("psfed+int8", 20), cut("psfed+topk+int8+memory", 10)
-    ('psfed+int8', 'psfed+top…')
-    """
-    return words if len(words) <= most else words[: most - 1] + "…"
 
 
 def axes(plot: Plot, frame: Frame) -> list[str]:
@@ -96,12 +106,17 @@ def frame_of(plot: Plot, right: float) -> Frame:
         x = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
     y = reach(ends)
     left = 16 + LETTER * max(len(short(tick)) for tick in ticks(*y, 5))
-    return Frame(left, WIDE - right, 30, HIGH - 46, x, y, plot.log)
+    return Frame(left, WIDE - right, 30, high_of(plot) - 46, x, y, plot.log)
+
+
+def high_of(plot: Plot) -> float:
+    """Room for all labels of lines, one below the other."""
+    return max(HIGH, 76 + LINE * len(plot.series)) if plot.kind == "lines" else HIGH
 
 
 def lines(plot: Plot) -> Drawn:
-    longest = max(len(cut(one.name, NAME)) for one in plot.series)
-    frame = frame_of(plot, 16 + longest * BOLD if len(plot.series) > 1 else 16)
+    names = labels([one.name for one in plot.series], NAME)
+    frame = frame_of(plot, 16 + max(map(len, names)) * BOLD if len(plot.series) > 1 else 16)
     out = axes(plot, frame)
     ends: list[tuple[float, int, Series]] = []
     for i, one in enumerate(plot.series):
@@ -118,13 +133,13 @@ def lines(plot: Plot) -> Drawn:
         out.append(f'<g class="{tint(one.tint)}" data-series="{i}">{body}</g>')
         ends.append((points[-1][1], i, one))
     if len(plot.series) > 1:
-        out += [end_label(frame, y, i, one) for y, i, one in apart(ends, frame)]
+        out += [end_label(frame, y, i, one, names[i]) for y, i, one in apart(ends, frame)]
     stops = line_stops(plot, frame)
-    return Drawn(svg(out, HIGH, plot), WIDE, stops, "x")
+    return Drawn(svg(out, high_of(plot), plot), WIDE, stops, "x")
 
 
-def end_label(frame: Frame, y: float, i: int, one: Series) -> str:
-    words = text(frame.right + 8, y + 4, cut(one.name, NAME), f"name {tint(one.tint)}")
+def end_label(frame: Frame, y: float, i: int, one: Series, name: str) -> str:
+    words = text(frame.right + 8, y + 4, name, f"name {tint(one.tint)}")
     return f'<g data-series="{i}">{words}</g>'
 
 
@@ -163,15 +178,16 @@ def points(plot: Plot) -> Drawn:
         out.append(f'<path class="front" d="{path([frame.at(x, y) for x, y in plot.front])}"/>')
     places = [frame.at(one.x[0], one.y[0]) for one in plot.series]
     taken = [(x - 7, x + 7, y) for x, y in places]
-    for i, (one, (px, py)) in enumerate(zip(plot.series, places, strict=True)):
+    names = labels([one.name for one in plot.series], 26)
+    for i, (one, name, (px, py)) in enumerate(zip(plot.series, names, places, strict=True)):
         whisker = ""
         if one.spread:
             high, low = (frame.at(one.x[0], one.y[0] + k * one.spread[0])[1] for k in (1, -1))
             whisker = rule(px, high, px, low, "whisker")
-        name = cut(one.name, 26)
         start, y = free_place(px, py, len(name) * BOLD, taken)
         taken.append((start, start + len(name) * BOLD, y))
-        mark = f'<circle class="{"hole" if one.hollow else "point"}" cx="{px:.1f}" cy="{py:.1f}" r="5.5"/>'
+        kind, shape = "hole" if one.hollow else "point", MARKS[look(one.tint)]
+        mark = f'<path class="{kind}" transform="translate({px:.1f} {py:.1f})" d="{shape}"/>'
         label = text(start, y + 4, name, "name")
         out.append(f'<g class="{tint(one.tint)}" data-series="{i}">{whisker}{mark}{label}</g>')
         spread = f" ± {short(one.spread[0])}" if one.spread else ""

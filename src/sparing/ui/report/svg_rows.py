@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from sparing.ui.report.figure import Plot, short, ticks
-from sparing.ui.report.svg import LETTER, WIDE, Drawn, Frame, cut, rule, svg, text, tint
+from sparing.ui.report.figure import Plot, cut, labels, short, ticks
+from sparing.ui.report.svg import LETTER, LINE, WIDE, Drawn, Frame, rule, svg, text, tint
 
 ROW = 26
 LEVELS = 10
@@ -17,7 +17,8 @@ GOLDEN = 0.6180339887
 
 def base(plot: Plot, names: list[str], high: float, x: tuple[float, float], row: float, room: float) -> tuple:
     """A frame with named rows, an axis below, and a grid."""
-    left = 14 + LETTER * min(longest(names), 34)
+    names = labels(names, 34)
+    left = 14 + LETTER * longest(names)
     bottom = 8 + row * len(names)
     frame = Frame(left, WIDE - room, 8, bottom, x, (0, 1))
     out = []
@@ -27,7 +28,7 @@ def base(plot: Plot, names: list[str], high: float, x: tuple[float, float], row:
         out += [rule(px, frame.top, px, bottom, "grid"), text(px, bottom + 17, short(tick), "", "middle")]
     out.append(text((frame.left + frame.right) / 2, bottom + 37, plot.x, "label", "middle"))
     for i, name in enumerate(names):
-        out.append(text(left - 8, 8 + row * (i + 0.5) + 4, cut(name, 34), "", "end"))
+        out.append(text(left - 8, 8 + row * (i + 0.5) + 4, name, "", "end"))
     return frame, out, bottom + high
 
 
@@ -81,23 +82,37 @@ def heat(plot: Plot) -> Drawn:
     right, bottom = left + cell * columns, 8 + tall * rows
     values = np.array([[math.nan if x is None else x for x in row] for row in plot.values], dtype=float)
     have = values[~np.isnan(values)]
-    low, high = (float(have.min()), float(have.max())) if have.size else (0.0, 1.0)
+    low, high = plot.scale or ((float(have.min()), float(have.max())) if have.size else (0.0, 1.0))
+    colour = "v" if plot.signed else "h"
     level = np.clip((values - low) / ((high - low) or 1.0) * LEVELS, 0, LEVELS - 1)
     out = [f'<rect class="sheet" x="{left:.1f}" y="8" width="{right - left:.1f}" height="{bottom - 8:.1f}"/>']
     for k in range(LEVELS):
         shape = cells(level, k, left, cell, tall)
         if shape:
-            out.append(f'<path class="h{k}" d="{shape}"/>')
+            out.append(f'<path class="{colour}{k}" d="{shape}"/>')
     every = max(1, math.ceil(12 / tall))
     out += [text(left - 6, 8 + tall * (i + 0.5) + 4, cut(plot.rows[i], 18), "", "end") for i in range(0, rows, every)]
-    every = max(1, math.ceil(LETTER * (longest(plot.columns) + 1) / cell - 1e-9))
-    out += [text(left + cell * (j + 0.5), bottom + 16, plot.columns[j], "", "middle") for j in range(0, columns, every)]
-    out.append(text(left + (right - left) / 2, bottom + 34, plot.x, "label", "middle"))
+    names, foot = below(plot.columns, left, cell, bottom)
+    out += names
+    out.append(text(left + (right - left) / 2, foot + 18, plot.x, "label", "middle"))
     middle = 8 + tall * rows / 2
     out.append(text(12, middle, plot.y, "label", "middle", f' transform="rotate(-90 12 {middle:.1f})"'))
-    out += scale(left, bottom + 46, low, high)
+    out += scale(left, foot + 30, low, high, colour)
     stops = [left, 8, cell, tall]
-    return Drawn(svg(out, bottom + 64, plot, NARROW), NARROW, stops, "grid")
+    return Drawn(svg(out, foot + 48, plot, NARROW), NARROW, stops, "grid")
+
+
+def below(names: list[str], left: float, wide: float, bottom: float) -> tuple[list[str], float]:
+    """Names of columns, and how far down they go: numbers thinned out, words all there, slanted where they are long."""
+    room = math.ceil(LETTER * (longest(names) + 1) / wide - 1e-9)
+    middles = [left + wide * (j + 0.5) for j in range(len(names))]
+    if room <= 1 or wide < LINE or all(name.replace("-", "").isdigit() for name in names):
+        shown = range(0, len(names), max(1, room))
+        return [text(middles[j], bottom + 16, names[j], "", "middle") for j in shown], bottom + 16
+    names = labels(names, min(18, int((middles[0] + 4) / (0.8 * LETTER))))
+    slant = [text(x + 4, bottom + 14, name, "", "end", f' transform="rotate(-40 {x + 4:.1f} {bottom + 14:.1f})"')
+             for x, name in zip(middles, names, strict=True)]  # fmt: skip
+    return slant, bottom + 16 + 0.64 * LETTER * longest(names)
 
 
 def longest(names: list[str]) -> int:
@@ -120,9 +135,10 @@ def cells(level: np.ndarray, k: int, left: float, wide: float, tall: float) -> s
     return "".join(parts)
 
 
-def scale(left: float, y: float, low: float, high: float) -> list[str]:
+def scale(left: float, y: float, low: float, high: float, colour: str) -> list[str]:
     """What the colours mean."""
     first = text(left, y + 9, short(low))
     start = left + LETTER * len(short(low)) + 8
-    boxes = [f'<rect class="h{k}" x="{start + 12 * k:.1f}" y="{y}" width="12" height="10"/>' for k in range(LEVELS)]
+    at = [(k, start + 12 * k) for k in range(LEVELS)]
+    boxes = [f'<rect class="{colour}{k}" x="{x:.1f}" y="{y:.1f}" width="12" height="10"/>' for k, x in at]
     return [first, *boxes, text(start + 12 * LEVELS + 6, y + 9, short(high))]

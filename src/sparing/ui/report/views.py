@@ -1,6 +1,6 @@
 """Figures from the pictures a run keeps: who holds what, who has which size, who is alike, what updates look like."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +15,16 @@ def taken(one: Seen, kind: str) -> list[Picture]:
     return [picture for picture in one.pictures if picture["kind"] == kind]
 
 
+def first(group: Members, kind: str) -> Seen:
+    """The first seed that has such pictures."""
+    return next((one for one in group.seen if taken(one, kind)), group.seen[0])
+
+
 def split(groups: Sequence[Members]) -> Figure | None:
     """One for each split there is, of the first seed that has it."""
     plots, tables, seen, said = [], [], [], ""
     for group in groups:
-        one = group.seen[0]
+        one = first(group, "split")
         for picture in taken(one, "split"):
             if picture in seen:
                 continue
@@ -50,8 +55,8 @@ def split(groups: Sequence[Members]) -> Figure | None:
         "split",
         f"Who holds what: {said}",
         "A column is a client; the stronger a cell's colour, the more of that client's training samples have this "
-        "label, and an empty one means none.",
-        plots,
+        "label, and an empty one means none. All maps have one colour scale, from 0.",
+        one_scale(plots),
         tables,
     )
 
@@ -59,7 +64,7 @@ def split(groups: Sequence[Members]) -> Figure | None:
 def sizes(groups: Sequence[Members]) -> Figure | None:
     plots, tables = [], []
     for group in groups:
-        for picture in taken(group.seen[0], "sizes"):
+        for picture in taken(first(group, "sizes"), "sizes"):
             names, counts = picture["names"], np.bincount(picture["sizes"], minlength=len(picture["names"]))
             rows = [f"{name}: {short(n)} parameters" for name, n in zip(names, picture["parameters"], strict=True)]
             bars = [Series("clients", [float(n) for n in counts], tint=group.tint)]
@@ -77,66 +82,88 @@ def sizes(groups: Sequence[Members]) -> Figure | None:
     return Figure(
         "sizes",
         "Which client has which size of model",
-        "Bars count clients; the map shows where a smaller size saves its parameters.",
-        plots,
+        "Bars count clients; the map shows where a smaller size saves parameters, from 0 to 100 % of the whole layer.",
+        one_scale(plots),
         tables,
     )
 
 
 def similarity(groups: Sequence[Members]) -> Figure | None:
     words = {"similarity": "heads, as pFedSim's server knows them", "cosines": "updates of this round, cosine"}
-    plots, tables = [], []
+    plots, tables, kinds = [], [], []
     for group in groups:
         for kind, what in words.items():
-            pictures = taken(group.seen[0], kind)
-            for picture in [pictures[0], pictures[-1]] if len(pictures) > 1 else pictures:
-                ids, where = [str(i) for i in picture["ids"]], f"{group.label}, round {picture['round']}: {what}"
+            one = first(group, kind)
+            pictures = taken(one, kind)
+            for k, picture in enumerate([pictures[0], pictures[-1]] if len(pictures) > 1 else pictures):
+                ids = [str(i) for i in picture["ids"]]
+                where = f"{group.label}, seed {one.run.seed}, round {picture['round']}: {what}"
                 values = [[None if i == j else x for j, x in enumerate(row)] for i, row in enumerate(picture["values"])]
-                plots.append(heat(values, ids, ids, "client", "client", where))
+                plots.append(
+                    heat(values, ids, ids, "client", "client", where)._replace(signed=kind == "cosines", fresh=k == 0)
+                )
+                kinds.append(kind)
                 tables.append(sheet(where, ids, ids, picture["values"]))
     if not plots:
         return None
     return Figure(
         "similarity",
         "Which clients are alike",
-        "The stronger the colour, the more alike the two clients; empty cells are a client with itself, or two that "
-        "were never compared.",
-        plots,
+        "The stronger the blue, the more alike two clients; orange is below 0; empty cells are a client with itself, "
+        "or two that were never compared. All maps of one measure have one colour scale: as far below 0 as above it "
+        "for cosines, from the least to the largest for heads.",
+        [plot if plot.signed else plot._replace(scale=span(plot for plot in plots if not plot.signed))
+         for plot in one_scale(plots, kinds)],
         tables,
-    )
+    )  # fmt: skip
+
+
+def span(plots: Iterable[Plot]) -> tuple[float, float]:
+    values = [x for plot in plots for row in plot.values for x in row if x is not None] or [0.0, 1.0]
+    return min(values), max(values)
 
 
 def updates(groups: Sequence[Members]) -> Figure | None:
     """Of the first seed of each group that has them."""
-    plots, tables, said = [], [], ""
+    plots, tables, kinds, said = [], [], [], {}
     for group in groups:
-        pictures = taken(group.seen[0], "updates")
-        if not pictures:
-            continue
+        one = first(group, "updates")
+        pictures, whose = taken(one, "updates"), f"{group.label}, seed {one.run.seed}"
         alike = [line for i, way in enumerate(("filter", "channel")) for line in against_shuffled(pictures, way, 2 * i)]
-        if alike and not said:
-            said = f"{alike[0].name} {np.mean(alike[0].y):.2f}, shuffled {np.mean(alike[1].y):.2f}"
-        plots.append(Plot("lines", "round", "correlation", f"{group.label}: within one filter or channel", alike))
+        if not alike:
+            continue
+        mean, chance = (round(float(np.mean(line.y)), 2) + 0.0 for line in alike[:2])
+        said[one.run.name] = said.get(
+            one.run.name, f"{alike[0].name} {mean:.2f} in {group.label}, shuffled {chance:.2f}"
+        )
+        plots.append(Plot("lines", "round", "correlation", f"{whose}: within one filter or channel", alike))
+        kinds.append("")
         head = ["layer", "round", "client", "within a filter", "shuffled", "within a channel", "shuffled"]
         lines = [
             [p["layer"], str(p["round"]), str(p["client"]), *map(plain, p["filter"] + p["channel"])] for p in pictures
         ]
-        tables.append(Sheet(f"{group.label}: mean correlation of two sizes |u| in one filter or channel", head, lines))
+        tables.append(Sheet(f"{whose}: mean correlation of two sizes |u| in one filter or channel", head, lines))
         names = [picture["layer"] for picture in pictures]
         for picture in sorted(pictures, key=lambda one: names.index(one["layer"])):
             if "values" in picture:
                 rows, columns = (numbered(picture, axis) for axis in (0, 1))
-                where = f"{picture['layer']}, round {picture['round']}"
-                plots.append(heat(picture["values"], rows, columns, "channel", "filter", where))
-                tables.append(sheet(f"{group.label}, {where}: mean |update|", rows, columns, picture["values"]))
+                where, layer = (
+                    f"{whose}: {picture['layer']}, round {picture['round']}",
+                    f"{picture['layer']} {picture['shape']}",
+                )
+                new = layer != kinds[-1]
+                plots.append(heat(picture["values"], rows, columns, "channel", "filter", where)._replace(fresh=new))
+                tables.append(sheet(f"{where}: mean |update|", rows, columns, picture["values"]))
+                kinds.append(layer)
     if not plots:
         return None
     return Figure(
         "updates",
-        f"Updates by filter and channel: correlation {said}",
+        f"Updates by filter and channel: correlation {said.get('fedavg') or next(iter(said.values()))}",
         "Lines above the dotted ones, which are of the same numbers shuffled, mean that sizes within one filter or "
-        "channel are alike, which FedSCR builds on; maps are one client's mean |update| by filter and channel.",
-        plots,
+        "channel are alike, which FedSCR builds on; maps are one client's mean |update| by filter and channel, with "
+        "one colour scale for a layer in all rounds and methods, from 0.",
+        one_scale(plots, kinds),
         tables,
     )
 
@@ -153,6 +180,16 @@ def against_shuffled(pictures: Sequence[Picture], way: str, tint: int) -> list[S
         if means:
             lines.append(Series(name, means, [float(t) for t in found], tint=tint, hollow=i == 1))
     return lines
+
+
+def one_scale(plots: list[Plot], kinds: Sequence[str] = ()) -> list[Plot]:
+    """Maps of one kind, or all, with the same colours for the same values."""
+    words = list(kinds) or [""] * len(plots)
+    most: dict[str, float] = {}
+    for plot, kind in zip(plots, words, strict=True):
+        most[kind] = max([most.get(kind, 0.0), *(abs(x) for row in plot.values for x in row if x is not None)])
+    ends = [most[kind] or 1.0 for kind in words]
+    return [plot._replace(scale=(-end if plot.signed else 0.0, end)) for plot, end in zip(plots, ends, strict=True)]
 
 
 def heat(values: Any, rows: list[str], columns: list[str], x: str, y: str, title: str) -> Plot:

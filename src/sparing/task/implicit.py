@@ -1,0 +1,228 @@
+"""Local training of a chunk of clients without forming their weights: implicit SGD for chains of dense layers.
+
+After some steps of plain SGD a client's weights are W = W0 - D^T H. H `[visits, in]` holds the inputs of all samples it
+has visited, D `[visits, out]` the gradients of the outputs, times lr. So a forward is h W0^T + b - (h H^T) D and a
+backward d W0 - (d D^T) H. Where all clients start from the same W0, its products are one product for the whole chunk,
+and what is left for each client alone grows with the samples it has visited, not with its weights. Those are formed
+once, at the end. Memory per client: visits * (in + out) a layer.
+
+A mean over clients needs W0 - (1/K) D^T H only, one product over all clients' visits, and no client's weights at all:
+not used yet, since what follows training wants one update per client.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import ConfigError
+from sparing.core.keys import Ctx
+from sparing.core.protocols import Local, Phase
+from sparing.core.tree import Tree
+from sparing.task.augment import augmented
+from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
+from sparing.task.loop import gradients
+from sparing.task.losses import Loss, each
+from sparing.task.stacked import plan_of, reported
+from sparing.task.working import Working, trained, working_copy
+
+PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
+"""Layers that look at each sample alone and have nothing to train."""
+
+
+def can_imply(model: nn.Module, local: Local) -> bool:
+    """Whether the model is a chain of dense layers and plain ones, and all training is SGD without anything added.
+
+    >>> can_imply(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), Local()), can_imply(nn.LayerNorm(4), Local())
+    (True, False)
+    """
+    return is_chain(model) and all(is_plain(phase) for phase in every_phase(local))
+
+
+def is_chain(model: nn.Module) -> bool:
+    layers = chain(model)
+    names = [f"{path}{name}" for path, layer in layers for name in layer.state_dict()]
+    hooked = any(
+        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
+        for part in model.modules()
+    )
+    dense = [layer for _, layer in layers if type(layer) is nn.Linear]
+    fine = all(type(layer) is nn.Linear or is_alone(layer) for _, layer in layers)
+    tensors = {id(x) for x in model.state_dict(keep_vars=True).values()}
+    return fine and not hooked and len(dense) > 0 and list(model.state_dict()) == names and len(tensors) == len(names)
+
+
+def is_alone(layer: nn.Module) -> bool:
+    return type(layer) in PLAIN and not (isinstance(layer, nn.Flatten) and layer.start_dim < 1)
+
+
+def every_phase(local: Local) -> tuple[Phase, ...]:
+    """Of both models that a client may train, and of tuning."""
+    return (*local.phases, *local.second, *(local.tune(local.phases) if local.tune else ()))
+
+
+def is_plain(phase: Phase) -> bool:
+    added = phase.momentum or phase.weight_decay or phase.prox or phase.correct or phase.frobenius or phase.holds
+    return phase.optimiser == "sgd" and phase.clip is None and not added
+
+
+def chain(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
+    """The layers in order, each with what its tensors' names begin with."""
+    if type(model) is not nn.Sequential:
+        return [(path, model)]
+    return [pair for name, part in model._modules.items() if part is not None for pair in chain(part, f"{path}{name}.")]
+
+
+def most_visits(local: Local, samples: int) -> int:
+    """Samples that a client of so many visits in one phase, at most.
+
+    >>> most_visits(Local((Phase(epochs=2), Phase(steps=3, batch=10))), samples=12)
+    30
+    """
+    return max(
+        phase.epochs * samples if phase.steps is None else phase.steps * min(phase.batch, samples)
+        for phase in every_phase(local)
+    )
+
+
+def history(model: nn.Module, local: Local, samples: int) -> int:
+    """Bytes that a client of so many samples takes beside its weights: inputs and gradients of all visits."""
+    dense = [layer.weight for _, layer in chain(model) if isinstance(layer, nn.Linear)]
+    return most_visits(local, samples) * sum(sum(w.shape) * w.element_size() for w in dense)
+
+
+class Dense(NamedTuple):
+    """One dense layer of K clients in one phase; the rows in the order of its plan."""
+
+    name: str  # of its weight
+    weight: Tensor  # [1 or K, out, in] before the phase
+    bias: Tensor | None  # [K, out] now
+    inputs: Tensor  # [K, visits, in] of all samples visited; no visits where the weight is not trained
+    moves: Tensor  # [K, visits, out] lr times the gradient of the output
+    trains: tuple[bool, bool]  # weight, bias
+
+
+def implicit(
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
+) -> tuple[Tree, Tensor]:
+    """The models after training and the reported losses `[K]`."""
+    if not can_imply(model, local):
+        raise ConfigError(
+            "implicit training is for networks that are an nn.Sequential of nn.Linear, activations and nn.Dropout, and "
+            "for plain SGD (no momentum, decay, clip, prox or correction): use path 'loop' or 'stacked'"
+        )
+    work, k = working_copy(model, device, stacked=True, static=False), len(ctx.ids)
+    for layer in work.module.modules():
+        if hasattr(layer, "inplace"):
+            object.__setattr__(layer, "inplace", False)  # gradients are taken by the outputs of dense layers
+    state = {name: start[name] for name in work.state}
+    losses = torch.zeros(k)
+    for number, phase in enumerate(local.phases):
+        losses = train_phase(work, loss, data, phase, number, state, ctx, device)
+    moved = {name for phase in local.phases for name in trained(work, phase)}
+    return {n: x if n in moved else x.expand(k, *x.shape[1:]).clone() for n, x in state.items()}, losses
+
+
+def train_phase(
+    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, ctx: Ctx, device: torch.device
+) -> Tensor:
+    """Train all rows, put what moved into `state`, and give the reported losses `[K]`."""
+    plan = plan_of(data, phase, number, ctx, device)
+    order, names, visits = plan.order.to(device), trained(work, phase), sum(plan.width)
+    layers = [
+        (layer, dense_of(path, state, names, order, visits) if isinstance(layer, nn.Linear) else None)
+        for path, layer in chain(work.module)
+    ]
+    seen = torch.zeros(len(plan.alive), len(order), dtype=torch.float64, device=device)
+    past = 0
+    for t, (m, width) in enumerate(zip(plan.alive, plan.width, strict=True)):
+        places = plan.places[t, :m, :width]
+        samples = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment)
+        work.step.begin(plan.keys[t, :m])
+        output, steps = forward(layers, samples.flatten(0, 1), m, past)
+        losses = each(loss, output, data.y[places].to(device).flatten(0, 1)).view(m, width)
+        if plan.full[t]:
+            values = losses.mean(1)
+        else:
+            real = plan.real[t, :m, :width]
+            values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
+        grads = gradients(values.sum(), [z for *_, z in steps])
+        for (dense, h, _), grad in zip(steps, grads, strict=True):
+            remember(dense, h.detach(), grad, m, past, phase.lr)
+        seen[t, :m] = values.detach()
+        past += width
+    back = order.argsort()
+    for _, dense in layers:
+        if dense is not None:
+            state |= formed(dense, state[dense.name], back)
+    return reported(seen.cpu(), plan, phase, number, ctx)
+
+
+def dense_of(path: str, state: Tree, names: list[str], order: Tensor, visits: int) -> Dense:
+    weight, bias, k = state[f"{path}weight"], state.get(f"{path}bias"), len(order)
+    trains = f"{path}weight" in names, f"{path}bias" in names
+    inputs, moves = (
+        weight.new_zeros(k, visits if trains[0] else 0, size) for size in (weight.shape[2], weight.shape[1])
+    )
+    weight = weight[order] if weight.shape[0] > 1 else weight
+    bias = None if bias is None else bias.expand(k, -1)[order]
+    return Dense(f"{path}weight", weight, bias, inputs, moves, trains)
+
+
+Used = tuple[Dense, Tensor, Tensor]
+"""A dense layer that is trained, what went in `[m * B, in]`, and what came out `[m, B, out]`."""
+
+
+def forward(layers: list[tuple[nn.Module, Dense | None]], h: Tensor, m: int, past: int) -> tuple[Tensor, list[Used]]:
+    """The outputs of the first m clients for their samples `h [m * B, ...]`, and how the dense layers were used."""
+    steps = []
+    for layer, dense in layers:
+        if dense is None:
+            h = layer(h)
+            continue
+        z = product(dense, h, m, past)
+        if any(dense.trains):
+            z.requires_grad_()
+            steps.append((dense, h, z))
+        h = z.flatten(0, 1)
+    return h, steps
+
+
+def product(dense: Dense, h: Tensor, m: int, past: int) -> Tensor:
+    """`h [m * B, in]` through the weights that m clients have now: `[m, B, out]`."""
+    if h.ndim != 2:
+        raise ConfigError(
+            f"implicit training wants rows of numbers before {dense.name!r}, seen samples of shape "
+            f"{list(h.shape[1:])}: put an nn.Flatten before it or use path 'loop'"
+        )
+    rows = h.unflatten(0, (m, -1))
+    shared = dense.weight.shape[0] == 1
+    z = (h @ dense.weight[0].T).unflatten(0, (m, -1)) if shared else torch.bmm(rows, dense.weight[:m].mT)
+    if dense.bias is not None:
+        z = z + dense.bias[:m, None]
+    if past and dense.trains[0]:
+        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, :past].mT), dense.moves[:m, :past], alpha=-1)
+    return z
+
+
+def remember(dense: Dense, h: Tensor, grad: Tensor, m: int, past: int, lr: float) -> None:
+    """One step of SGD on the first m clients; padding has no gradient."""
+    step = grad * lr
+    if dense.trains[0]:
+        now = slice(past, past + grad.shape[1])
+        dense.moves[:m, now] = step
+        dense.inputs[:m, now] = h.unflatten(0, (m, -1))
+    if dense.bias is not None and dense.trains[1]:
+        dense.bias[:m] -= step.sum(1)
+
+
+def formed(dense: Dense, weight: Tensor, back: Tensor) -> Tree:
+    """The weights and biases after the phase, `[K, ...]`, in the order of ctx.ids."""
+    out: Tree = {}
+    if dense.bias is not None and dense.trains[1]:
+        out[dense.name.removesuffix("weight") + "bias"] = dense.bias[back]
+    if dense.trains[0]:
+        start = weight.expand(len(back), *weight.shape[1:])
+        out[dense.name] = torch.baddbmm(start, dense.moves[back].mT, dense.inputs[back], alpha=-1)
+    return out
