@@ -20,6 +20,15 @@ def test_data_lists_and_draws(tmp_path):
     assert "probe: 20 samples" in call("data", "digits", "clients=10", "probe=20", "--out", picture).stdout
 
 
+def test_data_as_json(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = json.loads(call("data", "digits", "split.dirichlet=0.1", "clients=10", "--json").stdout)
+    assert sum(map(sum, told["counts"])) == 1797
+    assert len(told["train"]) == 10
+    assert "digits" in json.loads(call("data", "--json").stdout)
+    assert not list(tmp_path.iterdir()), "no picture is drawn"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

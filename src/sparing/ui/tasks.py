@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -11,24 +12,40 @@ from sparing.run.check import Cost
 from sparing.run.config import TaskSection
 from sparing.task.build import shared_out
 from sparing.task.data import known
+from sparing.task.dataset import Dataset
 from sparing.task.split import lines, report
+from sparing.task.split.report import Report
 from sparing.ui.plots.split import draw_split
 from sparing.ui.text import megabytes
 
 
+def named_data() -> dict[str, str]:
+    return {entry.usage: entry.about for entry in known().values()}
+
+
 def list_data(console: Console) -> None:
     table = Table("name", "what it is", box=box.SIMPLE_HEAD)
-    for entry in known().values():
-        table.add_row(entry.usage, entry.about)
+    for usage, about in named_data().items():
+        table.add_row(usage, about)
     console.print(table)
+
+
+def split_of(task: TaskSection, seed: int) -> tuple[Dataset, Report]:
+    """The dataset, and who holds what of it."""
+    split: Any = task.split or "iid"
+    shares = (task.test, task.validation, task.held_out, task.probe)
+    pool, parts = shared_out(task.data, task.clients, split, seed, *shares)
+    return pool, report(parts, pool)
+
+
+def split_json(task: TaskSection, seed: int) -> dict[str, Any]:
+    told = split_of(task, seed)[1]._asdict()
+    return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in told.items()}
 
 
 def show_split(task: TaskSection, seed: int, picture: Path, console: Console) -> None:
     """Say what the dataset is and who holds what, and draw it."""
-    split: Any = task.split or "iid"
-    shares = (task.test, task.validation, task.held_out, task.probe)
-    pool, parts = shared_out(task.data, task.clients, split, seed, *shares)
-    told = report(parts, pool)
+    pool, told = split_of(task, seed)
     kind = "x".join(str(side) for side in pool.x.shape[1:])
     groups = f", natural ids: {', '.join(sorted(pool.groups))}" if pool.groups else ""
     console.print(f"{pool.name}: {len(pool):,} samples of {kind} ({pool.x.dtype}), {pool.classes} classes{groups}")

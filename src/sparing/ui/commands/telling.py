@@ -16,7 +16,7 @@ from sparing.ui import completion
 from sparing.ui.commands.common import AsJson, StudyItems, print_json
 from sparing.ui.explain import print_explanation
 from sparing.ui.folders import split_items
-from sparing.ui.tasks import list_data, show_cost, show_split
+from sparing.ui.tasks import list_data, named_data, show_cost, show_split, split_json
 from sparing.ui.text import options, print_methods
 from sparing.ui.wire import described
 from sparing.ui.wire import show as show_parcel
@@ -79,6 +79,7 @@ def data(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-SPLIT.png]")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a dataset is and draw who holds what.
 
@@ -87,10 +88,16 @@ def data(
     sparing data digits split.dirichlet=0.1 clients=10
     sparing data cifar100 split=superclass
     """
+    if name is None and as_json:
+        print_json(named_data())
+        return
     if name is None:
         list_data(Console())
         return
     task = load_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    if as_json:
+        print_json(split_json(task, seed))
+        return
     law = task.split if isinstance(task.split, str) else next(iter(task.split or {}), "iid")
     picture = out or Path(f"{name.replace(':', '-').replace('/', '-')}-{law}.png")
     show_split(task, seed, picture, Console())
