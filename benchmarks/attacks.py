@@ -11,13 +11,13 @@ goes on.
 """
 
 import argparse
-import json
-import multiprocessing
 import platform
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from kept import read, run_all
 
 SETUPS = {"everyone": (40, 40, 0.25), "sampled": (100, 20, 0.4)}  # writers, of them in a round, expected to lie
 METHODS: dict[str, Any] = {
@@ -63,20 +63,9 @@ def mark(job: dict[str, Any]) -> tuple:
     return job["setup"], job["method"], job["attack"], job["seed"]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def run_all(setup: str, path: Path, seeds: int, count: int, device: str) -> None:
-    known = {mark(r) for r in read(path)}
+def jobs_of(setup: str, seeds: int, device: str) -> list[dict[str, Any]]:
     fixed = {"setup": setup, "device": device}
-    jobs = [{**fixed, "method": m, "attack": a, "seed": s} for s in range(seeds) for m in METHODS for a in ATTACKS]
-    todo = [job for job in jobs if mark(job) not in known]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool, open(path, "a") as file:
-        for result in pool.imap_unordered(train, todo):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
+    return [{**fixed, "method": m, "attack": a, "seed": s} for s in range(seeds) for m in METHODS for a in ATTACKS]
 
 
 def table(setup: str, done: list[dict[str, Any]]) -> str:
@@ -110,7 +99,7 @@ def main() -> None:
         import torch
 
         began = time.perf_counter()
-        run_all(args.setup, args.results, args.seeds, args.jobs, args.device)
+        run_all(jobs_of(args.setup, args.seeds, args.device), train, mark, args.results, args.jobs)
         print(f"{platform.machine()}, torch {torch.__version__}, {args.device}, {args.jobs} at a time,")
         print(f"{args.seeds} seeds, {ROUNDS} rounds, {time.perf_counter() - began:.0f} s\n")
     print(table(args.setup, read(args.results)))

@@ -8,12 +8,12 @@ is kept back and added to the next update). Results are kept in a file, so a run
 """
 
 import argparse
-import json
-import multiprocessing
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from kept import read, run_all
 
 THRESHOLDS = (0.3, 0.7, 0.9)
 METHODS: dict[str, list[Any]] = {"fedavg": ["fedavg"]}
@@ -54,10 +54,6 @@ def mark(job: dict[str, Any]) -> tuple:
     return tuple(job[name] for name in ("data", "clients", "rounds", "batch", "method", "seed"))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def table(done: list[dict[str, Any]]) -> str:
     lines = ["| method | accuracy | convolutions not sent | bytes not sent | MB up |", "|---|---|---|---|---|"]
     whole = statistics.mean(r["up"] for r in done if r["method"] == "fedavg")
@@ -86,8 +82,6 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=Path("runs/fedscr.jsonl"))
     options.add_argument("--table", action="store_true")
     args = options.parse_args()
-    args.results.parent.mkdir(parents=True, exist_ok=True)
-    known = {mark(r) for r in read(args.results)}
     jobs = [
         {
             **{name: getattr(args, name) for name in ("data", "clients", "rounds", "batch", "device")},
@@ -97,11 +91,8 @@ def main() -> None:
         for seed in args.seeds
         for method in METHODS
     ]
-    todo = [] if args.table else [job for job in jobs if mark(job) not in known]
-    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool, open(args.results, "a") as file:
-        for result in pool.imap_unordered(train, todo):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
+    if not args.table:
+        run_all(jobs, train, mark, args.results, args.jobs)
     wanted = {mark(job) for job in jobs}
     print(table([r for r in read(args.results) if mark(r) in wanted]))
 

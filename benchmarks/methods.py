@@ -10,14 +10,14 @@ that was stopped goes on.
 """
 
 import argparse
-import json
-import multiprocessing
 import os
 import platform
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from kept import read, run_all
 
 TASKS: dict[str, dict[str, Any]] = {
     "writers": {
@@ -163,22 +163,6 @@ def finals(task: str, device: str, done: list[dict[str, Any]]) -> list[dict[str,
     return jobs
 
 
-def run_all(jobs: list[dict[str, Any]], path: Path, count: int) -> list[dict[str, Any]]:
-    done = read(path)
-    known = {mark(r) for r in done}
-    todo = [job for job in jobs if mark(job) not in known]
-    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=8) as pool, open(path, "a") as file:
-        for result in pool.imap_unordered(train, todo):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-            done.append(result)
-    return done
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def shown(value: bool | float) -> str:
     return ("no", "yes")[value] if isinstance(value, bool) else f"{value:g}"
 
@@ -215,11 +199,10 @@ def main() -> None:
     options.add_argument("--results", type=Path, default=Path("runs/methods.jsonl"))
     options.add_argument("--table", action="store_true")
     args = options.parse_args()
-    args.results.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     if not args.table:
-        done = run_all(trials(args.task, args.device), args.results, args.jobs)
-        run_all(finals(args.task, args.device, done), args.results, args.jobs)
+        run_all(trials(args.task, args.device), train, mark, args.results, args.jobs)
+        run_all(finals(args.task, args.device, read(args.results)), train, mark, args.results, args.jobs)
         import torch
 
         print(f"{platform.machine()}, torch {torch.__version__}, {args.device}, {args.jobs} at a time, seeds {SEEDS}, ")

@@ -12,14 +12,14 @@ on.
 """
 
 import argparse
-import json
-import multiprocessing
 import os
 import platform
 import statistics
 import time
 from pathlib import Path
 from typing import Any
+
+from kept import read, run_all
 
 TASKS: dict[str, dict[str, Any]] = {
     "writers": {
@@ -120,21 +120,6 @@ def finals(task: str, device: str, done: list[dict[str, Any]]) -> list[dict[str,
     return [dict(zip((*NAMES, "device"), row, strict=True)) for row in rows]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def run_all(jobs: list[dict[str, Any]], path: Path, count: int) -> list[dict[str, Any]]:
-    known = {mark(r) for r in read(path)}
-    todo = [job for job in jobs if mark(job) not in known]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with multiprocessing.get_context("spawn").Pool(count, maxtasksperchild=4) as pool, open(path, "a") as file:
-        for result in pool.imap_unordered(train, todo):
-            file.write(json.dumps(result) + "\n")
-            file.flush()
-    return read(path)
-
-
 def runs_of(task: str, scheme: str, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [r for r in done if mark(r)[:3] == (task, "final", scheme) and "failed" not in r]
 
@@ -209,8 +194,8 @@ def main() -> None:
         import torch
 
         began = time.perf_counter()
-        done = run_all(sweep(args.task, args.device), args.results, args.jobs)
-        run_all(finals(args.task, args.device, done), args.results, args.jobs)
+        run_all(sweep(args.task, args.device), train, mark, args.results, args.jobs)
+        run_all(finals(args.task, args.device, read(args.results)), train, mark, args.results, args.jobs)
         print(f"{platform.machine()}, torch {torch.__version__}, {args.device}, {args.jobs} at a time, seeds {SEEDS}, ")
         print(f"{time.perf_counter() - began:.0f} s\n")
     done = read(args.results)
