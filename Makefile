@@ -3,8 +3,9 @@ BIN := .venv/bin
 STAMP := .venv/.ready
 
 DOCS := .venv/.docs
+PEERS := .venv-bench/.ready
 
-.PHONY: demo test lint docs bench bench-bytes bench-methods setup clean
+.PHONY: demo test lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -22,7 +23,10 @@ docs: $(DOCS)                   ## the pages as a site: open build/site/index.ht
 	$(BIN)/python docs/reference/write.py
 	$(BIN)/zensical build --clean --strict
 
-bench: $(STAMP)                 ## the figures in docs/benchmarks.md
+bench: $(PEERS)                 ## docs/speed.md: against pfl, Flower and a plain loop, installed in .venv-bench
+	.venv-bench/bin/python benchmarks/speed.py --cohorts 10 100 1000 10000 --plot runs/speed.png
+
+bench-parts: $(STAMP)           ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/kill.py --bank memory
@@ -50,5 +54,13 @@ $(DOCS): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	touch $@
 
+# Flower asks for older versions than constraints.txt has, and pfl for an older dp-accounting, but it runs with ours.
+$(PEERS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-bench
+	grep -E '^(torch|numpy|scipy)==' constraints.txt > .venv-bench/constraints.txt
+	.venv-bench/bin/python -m pip install --quiet --constraint .venv-bench/constraints.txt --editable ".[bench]"
+	.venv-bench/bin/python -m pip install --quiet --no-deps pfl==0.6.0
+	touch $@
+
 clean:
-	rm -rf .venv build dist .cache
+	rm -rf .venv .venv-bench build dist .cache

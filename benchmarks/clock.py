@@ -1,8 +1,9 @@
 """Seconds to an accuracy on slow links: MNIST by writer, mixed links, the virtual clock of docs/fleet.md.
 
-The same rates for every method, drawn anew for each seed. The row with a deadline loses whoever is too slow.
+The same rates for every method, drawn anew for each seed. FedAvg with a deadline loses whoever is too slow; `budget`
+with one lets every client send what its link has time for.
 
-    python benchmarks/clock.py [--rounds 40] [--seeds 3] [--target 0.9]
+    python benchmarks/clock.py [METHOD ...] [--rounds 40] [--seeds 3] [--target 0.9]
 """
 
 import argparse
@@ -26,6 +27,7 @@ METHODS: dict[str, tuple[Any, float | None]] = {
     "top 3 % with memory": ([{"topk": {"ratio": 0.03, "memory": True}}], None),
     "lowrank": ("lowrank", None),
     "stc": ("stc", None),
+    "budget, deadline 1.5 s": ("budget", DEADLINE),
 }
 
 
@@ -66,17 +68,23 @@ def row(label: str, results: list[sparing.Result], target: float) -> str:
 
 def main() -> None:
     options = argparse.ArgumentParser()
+    options.add_argument(
+        "methods", nargs="*", default=[*METHODS], metavar="METHOD", help="a row; all of them by default"
+    )
     options.add_argument("--rounds", type=int, default=40)
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--target", type=float, default=0.9)
     args = options.parse_args()
+    if unknown := set(args.methods) - METHODS.keys():
+        options.error(f"no such row: {'; '.join(sorted(unknown))}. There are: {'; '.join(METHODS)}")
     torch.set_num_threads(1)
     began, goal = time.perf_counter(), f"{100 * args.target:g} %"
     print(
         f"| method | seconds to {goal} | rounds | MB both ways | seconds a round | late a round | accuracy at the end |"
     )
     print("|---|---|---|---|---|---|---|", flush=True)
-    for label, (method, deadline) in METHODS.items():
+    for label in args.methods:
+        method, deadline = METHODS[label]
         results = [play(method, deadline, seed, args.rounds) for seed in range(args.seeds)]
         print(row(label, results, args.target), flush=True)
     used = f"{platform.machine()}, torch {torch.__version__}, one thread, seeds 0 to {args.seeds - 1}"

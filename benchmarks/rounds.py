@@ -55,10 +55,13 @@ STC = {"stc": {"ratio": 0.01, "down": False}}
 
 SCHEMES: dict[str, list[Any]] = {
     "FedAvg": ["fedavg"],
+    "fp16, both ways": ["fp16", down_by(["fp16"])],
+    "QSGD 8 bits": [{"qsgd": {"levels": 127, "bucket": 512}}],
+    "QSGD 4 bits": [{"qsgd": {"levels": 7, "bucket": 512}}],
+    "EDEN 2 bits": [{"eden": {"bits": 2}}],
     "top-k 1 %": [{"topk": {"ratio": 0.01, "memory": True}}],
     "top-k 3 %, 8 bits": [{"topk": {"ratio": 0.03, "memory": True}}, "int8"],
     "STC 1 %, both ways": [STC, down_by([STC])],
-    "EDEN 2 bits": [{"eden": {"bits": 2}}],
     "PowerSGD 4": [{"powersgd": {"rank": 4}}],
     "low rank 0.9, down 0.98": low(0.9, 0.98),
     "low rank 0.75, down 0.95": low(0.75, 0.95),
@@ -148,37 +151,43 @@ def spread(values: list[float], sign: str = "") -> str:
 
 
 def plot(tasks: list[str], done: list[dict[str, Any]], path: Path) -> None:
-    """Accuracy at the end against all bytes of a run; the line joins schemes that no other beats in both."""
+    """Accuracy at the end against the bytes of a run; the line joins schemes that no other beats in both."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(1, len(tasks), figsize=(6.4 * len(tasks), 4.8), squeeze=False)
-    for ax, task in zip(axes[0], tasks, strict=True):
-        points = []
-        for scheme in SCHEMES:
-            runs = runs_of(task, scheme, done)
-            if runs:
-                score = [100 * r["accuracy"][-1] for r in runs]
-                points.append((statistics.mean(r["up"] + r["down"] for r in runs) / 1e6, score, scheme))
-        points.sort()
-        best, front = -1.0, []
-        for x, score, scheme in points:
-            y = statistics.mean(score)
-            ahead = y > best
-            ax.errorbar(x, y, yerr=statistics.pstdev(score), fmt="o", color="C0" if ahead else "0.6", capsize=3)
-            right = x == points[-1][0]  # there is no room beside the last one
-            place = {"xytext": (-6, 6), "ha": "right"} if right else {"xytext": (6, 5)}
-            ax.annotate(scheme, (x, y), textcoords="offset points", fontsize=7, **place)
-            if ahead:
-                best = y
-                front.append((x, y))
-        ax.plot(*zip(*front, strict=True), color="C0", lw=1, zorder=0)
-        ax.set(xscale="log", xlabel="megabytes, both directions, all clients", ylabel="accuracy, %", title=task)
-        ax.grid(alpha=0.3)
-    figure.tight_layout()
+    figure, axes = plt.subplots(2, len(tasks), figsize=(5.2 * len(tasks) + 2.4, 8.4), squeeze=False, sharey="col")
+    for row, (ways, said) in enumerate(((("up",), "megabytes up"), (("up", "down"), "megabytes, both directions"))):
+        for ax, task in zip(axes[row], tasks, strict=True):
+            draw(ax, task, ways, done)
+            ax.set(xscale="log", xlabel=f"{said}, all clients", ylabel="accuracy, %", title=task if row == 0 else "")
+            ax.grid(alpha=0.3)
+    names = [f"{i}  {scheme}" for i, scheme in enumerate(SCHEMES, 1)]
+    figure.tight_layout(rect=(0, 0, 1 - 2.2 / (5.2 * len(tasks) + 2.4), 1))
+    figure.text(1 - 2.15 / (5.2 * len(tasks) + 2.4), 0.5, "\n".join(names), va="center", fontsize=9, linespacing=1.6)
     figure.savefig(path, dpi=110)
+
+
+PLACES = ((6, 5), (6, -12), (-13, 5), (-13, -12))
+
+
+def draw(ax: Any, task: str, ways: tuple[str, ...], done: list[dict[str, Any]]) -> None:
+    points = []
+    for number, scheme in enumerate(SCHEMES, 1):
+        if runs := runs_of(task, scheme, done):
+            score = [100 * r["accuracy"][-1] for r in runs]
+            points.append((statistics.mean(sum(r[way] for way in ways) for r in runs) / 1e6, score, number))
+    best, front = -1.0, []
+    for i, (x, score, number) in enumerate(sorted(points)):
+        y = statistics.mean(score)
+        ahead = y > best
+        ax.errorbar(x, y, yerr=statistics.pstdev(score), fmt="o", ms=4, color="C0" if ahead else "0.6", capsize=2)
+        ax.annotate(str(number), (x, y), textcoords="offset points", fontsize=8, xytext=PLACES[i % len(PLACES)])
+        if ahead:
+            best = y
+            front.append((x, y))
+    ax.plot(*zip(*front, strict=True), color="C0", lw=1, zorder=0)
 
 
 def main() -> None:

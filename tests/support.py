@@ -46,6 +46,29 @@ def update_parcel(layout: Layout, k: int, seed: int = 0, scope: dict[str, Tensor
     return Parcel(leaves, {"n": torch.ones(k), "loss": torch.zeros(k)})
 
 
+FALLING = Layout(
+    {"conv": (16, 8, 3, 3), "dense": (60, 40), "bias": (60,), "tiny": (2, 3), "steps": (), "head": (10, 60)},
+    dict.fromkeys(("conv", "dense", "bias", "tiny", "head"), torch.float32) | {"steps": torch.int64},
+    frozenset({"steps"}),
+)
+
+
+def falling(k: int, m: int, n: int, g: torch.Generator, rate: float) -> Tensor:
+    """Matrices `[k, m, n]` each of whose components is weaker by a factor than the one before."""
+    u, v = (torch.linalg.qr(torch.randn(k, side, min(m, n), generator=g)).Q for side in (m, n))
+    return (u * rate ** torch.arange(min(m, n))) @ v.mT
+
+
+def falling_update(k: int = 1, seed: int = 0, rate: float = 0.7, **changed: Tensor) -> Parcel:
+    """Such matrices in the layout FALLING, the convolution's as [filters * height, channels * width]."""
+    g = torch.Generator().manual_seed(seed)
+    conv = falling(k, 48, 24, g, rate).reshape(k, 16, 3, 8, 3).transpose(2, 3).contiguous()
+    values = {"conv": conv, "dense": falling(k, 60, 40, g, rate), "bias": 0.05 * torch.randn(k, 60, generator=g)}
+    values |= {"tiny": 0.1 * torch.randn(k, 2, 3, generator=g), "steps": torch.full((k,), 7)}
+    values |= {"head": falling(k, 10, 60, g, rate)} | changed
+    return Parcel({name: Leaf(x) for name, x in values.items()}, {"n": torch.ones(k), "loss": torch.zeros(k)})
+
+
 def view_of(ctx: Ctx) -> View:
     return View(ctx, {}, {}, {})
 

@@ -51,4 +51,6 @@ def test_rounding_keeps_so_many_bits_of_the_largest_of_a_row():
     assert y[:, 0].tolist() == [1, 1000, 0]
     assert float((y - x).abs()[0, 1]) <= 2.0**-10
     assert float(y[1, 1]) in (0.0, 1.0)
+    assert torch.equal(rounded(-x, 10), -y)
+    assert torch.equal(rounded(x[:, None].mT, 10), y[:, None].mT)
     assert rounded(torch.tensor([[1.0, float("nan")]], dtype=torch.float64), 10).isnan().any()

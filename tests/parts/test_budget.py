@@ -11,36 +11,23 @@ from torch import Tensor
 
 import sparing
 from sparing.core.codec import feedback
+from sparing.core.components import decomposed, matrix
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
+from sparing.core.fit import ENOUGH, fitted, reached
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each, row
 from sparing.core.registry import find
 from sparing.core.tree import Layout
 from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.core.worth import fitted
-from sparing.parts.budget import budget
-from support import make_ctx, view_of
+from sparing.core.worth import judged, piece
+from sparing.parts.budget import Item, budget, written
+from support import FALLING, falling, make_ctx, view_of
+from support import falling_update as update
 
-SHAPES = {"conv": (16, 8, 3, 3), "dense": (60, 40), "bias": (60,), "tiny": (2, 3), "steps": (), "head": (10, 60)}
-LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32) | {"steps": torch.int64}, frozenset({"steps"}))
+LAYOUT, SHAPES = FALLING, FALLING.shapes
 FLOATS = LAYOUT.params
 WAYS = ("best", "values", "components")
-
-
-def falling(k, m, n, g, rate):
-    u, v = (torch.linalg.qr(torch.randn(k, side, min(m, n), generator=g)).Q for side in (m, n))
-    return (u * rate ** torch.arange(min(m, n))) @ v.mT
-
-
-def update(k=1, seed=0, rate=0.7, **changed):
-    """Matrices whose components fall by a factor, the convolution's as [filters * height, channels * width]."""
-    g = torch.Generator().manual_seed(seed)
-    conv = falling(k, 48, 24, g, rate).reshape(k, 16, 3, 8, 3).transpose(2, 3).contiguous()
-    values = {"conv": conv, "dense": falling(k, 60, 40, g, rate), "bias": 0.05 * torch.randn(k, 60, generator=g)}
-    values |= {"tiny": 0.1 * torch.randn(k, 2, 3, generator=g), "steps": torch.full((k,), 7)}
-    values |= {"head": falling(k, 10, 60, g, rate)} | changed
-    return Parcel({name: Leaf(x) for name, x in values.items()}, {"n": torch.ones(k), "loss": torch.zeros(k)})
 
 
 def noise(seed=0, k=1):
@@ -311,7 +298,7 @@ def counted(budget_, size, hoped):
 @pytest.mark.parametrize("off", [0.3, 1.0, 3.0])
 def test_few_parcels_are_written_however_wrong_the_guess(off):
     made, tried = counted(5000, lambda step, _: int(1e5 / step), lambda step: off * 1e5 / step)
-    assert 0.95 * 5000 <= 1e5 / made[0] <= 5000
+    assert ENOUGH * 5000 <= 1e5 / made[0] <= 5000
     assert len(tried) <= (1 if off == 1 else 2)
 
 
@@ -326,14 +313,46 @@ def test_where_the_plan_jumps_it_is_held():
     made = fitted(1024.0, 2000, plan, lambda step, what: ((step, what), size(step, what)))
     assert made is not None
     assert made[1] == "little"
-    assert 0.95 * 2000 <= size(*made) <= 2000
+    assert ENOUGH * 2000 <= size(*made) <= 2000
 
 
 def test_no_step_at_all():
     assert counted(10, lambda step, _: 11, lambda step: 11.0)[0] is None
-    made, tried = counted(1e9, lambda step, _: 11, lambda step: 11.0)
-    assert made[0] == 1024 / 2**22
-    assert len(tried) == 1
+    for room in (1e9, math.inf):
+        made, tried = counted(room, lambda step, _: 11, lambda step: 11.0)
+        assert made[0] == 1024 / 2**22
+        assert len(tried) == 1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 700), st.integers(1, 705), st.floats(-9, 0), st.floats(1e-9, 9), st.floats(0, 0.1))
+def test_the_step_is_found_in_few_looks_wherever_it_is(near, width, below, above, rise):
+    """Slopes and jumps of any height."""
+    far, looks = near + width, []
+    edge = near + width // 3
+
+    def excess(i):
+        looks.append(i)
+        return (below if i <= edge else above) + rise * (i - edge - (i > edge))
+
+    assert reached(near, far, excess) == edge
+    assert len(set(looks)) == len(looks) <= 40
+    assert all(near < i < far for i in looks)
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.8, 0.0), (0.9, 0.01), (0.5, 0.05)])
+def test_what_a_parcel_takes_is_foreseen(rate, noise):
+    """Of a matrix of which only a sample is looked at."""
+    g, how = torch.Generator().manual_seed(0), matrix((300, 400), 32)
+    w = falling(1, 300, 400, g, rate) + noise * torch.randn(1, 300, 400, generator=g)
+    parts = decomposed("w", w.double(), 32, make_ctx([0]))
+    some, items = piece(w.double(), parts), {"w": Item(Leaf(w), w.double(), how)}
+    for step in (0.02, 0.01):
+        choice = judged(some, step)
+        size, nothing = (
+            written(Parcel({}, {}), items, {"w": parts}, step, chosen)[1] for chosen in ({"w": choice}, {})
+        )
+        assert 0.95 < (nothing + choice.bits / 8) / size < 1.05
 
 
 # ---------------------------------------------------------------------------------------------------- whole methods

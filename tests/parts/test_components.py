@@ -11,26 +11,14 @@ from sparing.core.registry import find
 from sparing.core.tree import Layout
 from sparing.core.wire import from_bytes, nbytes, to_bytes
 from sparing.parts.components import components
-from support import make_ctx, view_of
+from support import FALLING, falling, falling_update, make_ctx, view_of
 
-SHAPES = {"conv": (16, 8, 3, 3), "dense": (60, 40), "bias": (60,), "tiny": (2, 3), "steps": (), "head": (10, 60)}
-LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32) | {"steps": torch.int64}, frozenset({"steps"}))
+LAYOUT, SHAPES = FALLING, FALLING.shapes
 FLOATS = LAYOUT.params
 
 
-def falling(k, m, n, g, rate):
-    u, v = (torch.linalg.qr(torch.randn(k, side, min(m, n), generator=g)).Q for side in (m, n))
-    return (u * rate ** torch.arange(min(m, n))) @ v.mT
-
-
 def update(k=1, seed=0, rate=0.6, **changed):
-    """Matrices whose components fall by a factor, the convolution's as [filters * height, channels * width]."""
-    g = torch.Generator().manual_seed(seed)
-    conv = falling(k, 48, 24, g, rate).reshape(k, 16, 3, 8, 3).transpose(2, 3).contiguous()
-    values = {"conv": conv, "dense": falling(k, 60, 40, g, rate), "bias": 0.05 * torch.randn(k, 60, generator=g)}
-    values |= {"tiny": 0.1 * torch.randn(k, 2, 3, generator=g), "steps": torch.full((k,), 7)}
-    values |= {"head": falling(k, 10, 60, g, rate)} | changed
-    return Parcel({name: Leaf(x) for name, x in values.items()}, {})
+    return falling_update(k, seed, rate, **changed)._replace(notes={})
 
 
 @dataclass

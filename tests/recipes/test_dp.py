@@ -89,7 +89,7 @@ def even_task():
 
 
 def test_without_noise_and_with_a_wide_bound_it_is_fedavg_with_equal_weights():
-    study = {"rounds": 3, "sample": 3, "seed": 1, "local": {"steps": 2}}
+    study = {"rounds": 3, "sample": 3, "seed": 1, "local": {"steps": 2}, "plan": {"path": "loop"}}
     plain = sparing.run(even_task(), "fedavg", **study)
     assert sparing.run(even_task(), [{"dp": {"noise": 0, "clip": 1e6}}], **study).model_sha256 == plain.model_sha256
     quiet = [{"dp": {"noise": 0, "clip": 1e6, "mode": "local"}}]

@@ -8,7 +8,10 @@ from torch import nn
 import sparing
 from reference import personalisation as reference
 from reference.personalisation import ALL, BODY, HEAD
-from sparing.engines.evaluation import models_of
+from sparing.core.round import starting_models
+from sparing.core.tree import under
+from sparing.engines.engine import context
+from sparing.engines.evaluation import in_steps, tuned
 from sparing.run.config import study_from
 from sparing.run.start import fresh, settled
 
@@ -23,6 +26,18 @@ def setting():
     data = [(rng.normal(size=(n, 3)), rng.normal(size=(n, 2))) for n in COUNTS]
     shapes = {"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4), "2.bias": (2,)}
     return data, {name: 0.5 * rng.normal(size=shape) for name, shape in shapes.items()}
+
+
+def models_of(job, bank, server, t, ids, who, steps):
+    """What these clients would have before round t + 1, tuned, or trained on as new ones are."""
+    with torch.no_grad():
+        ctx = context(job, server, ids, t + 1)
+        state = bank.read(ctx.ids)
+        models = starting_models(job.method, server, state, ctx)
+        if who == "before":
+            return models
+        how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
+        return dict(how.train(models, under("local", state), ctx)[0])
 
 
 def play(method, engine="vector"):

@@ -42,11 +42,11 @@ def test_every_base_trains_as_if_alone(path):
     memory = {f"velocity/{name}": x for name, x in rows(4, 0.1).items() if name.endswith(("weight", "bias"))}
     was = {name: x.clone() for name, x in memory.items()}
     model = Mix([net() for _ in range(BASES)])
-    after, notes = train(model, cross_entropy, data, Local((phase,)), start, ctx, path, 2, memory, anchor, pull)
+    after, notes = train(model, cross_entropy, data, Local((phase,)), start, ctx, path, memory, anchor, pull)
     losses = []
     for i in range(BASES):
         mine = {name.replace("net.", ""): x[:, i].clone() for name, x in was.items()}
-        how = (ctx, path, 1, mine, of(anchor, i), of(pull, i))
+        how = (ctx, path, mine, of(anchor, i), of(pull, i))
         alone, said = train(net(), cross_entropy, data, Local((phase,)), of(start, i), *how)
         losses.append(said["loss"])
         for name, x in alone.items():

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 import sparing
 from sparing.core.errors import ConfigError, TrainingError
+from sparing.core.fold import terms
 from sparing.core.keys import Ctx
+from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.augment import augments
@@ -251,6 +253,41 @@ def test_a_run_comes_to_the_loop_s_model_and_bytes(method, tmp_path):
     assert mine.up_bytes == loop.up_bytes
     for name, x in loop.model.items():
         assert torch.allclose(mine.model[name], x, rtol=0, atol=1e-6 if method == "fedavg" else 1e-3)
+
+
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+@pytest.mark.parametrize("method", ["fedavg", "personal", "psfed", "topk+int8+memory", "fedadam", "fedsim", "median"])
+def test_whatever_follows_training_sees_the_loop_s_updates(method, engine):
+    task, study = task_of(built(plain)), {**STUDY, "rounds": 2, "engine": engine}
+    mine = sparing.run(task, method, **study, plan={"path": "implicit"})
+    loop = sparing.run(task, method, **study, plan={"path": "loop"})
+    assert mine.up_bytes == loop.up_bytes
+    for name, x in loop.model.items():
+        assert torch.allclose(mine.model[name], x, rtol=0, atol=1e-3 if "int8" in method else 1e-5)
+
+
+@pytest.mark.parametrize(("method", "as_they_are"), [("fedavg", True), ("fedadam", True), ("topk", False)])
+def test_a_plain_mean_never_forms_a_client_s_weights(method, as_they_are, monkeypatch):
+    """The factors go into the fold as they are; a codec has them formed."""
+    seen = []
+
+    def watched(update, share_K):
+        seen.append(isinstance(update, Product) and update.whole is None)
+        return terms(update, share_K)
+
+    monkeypatch.setattr("sparing.core.fold.terms", watched)
+    sparing.run(task_of(built(plain)), method, **{**STUDY, "rounds": 1}, plan={"path": "implicit", "threads": 1})
+    assert seen
+    assert set(seen[0::2]) == {as_they_are}  # weights
+    assert set(seen[1::2]) == {False}  # biases
+
+
+def test_weights_that_overflow_in_the_last_step_name_the_client():
+    model, data = built(plain), cohort()
+    data.x[data.start[2]] = 1e37  # the loss is still finite, the step is not
+    local = Local((Phase(steps=1, batch=100, lr=1e10),))
+    with pytest.raises(TrainingError, match=r"client 2, round 2: '0.weight' is not finite after the last step"):
+        train(model, lambda z, y: z.sum(1), data, local, tree_of(model), context(data), path="implicit")
 
 
 def test_a_plan_is_held_to_the_loop(tmp_path):

@@ -30,9 +30,9 @@ def context(ids, data) -> Ctx:
     )
 
 
-def run(model, data, local, path="loop", loss=cross_entropy, ids=(0, 1, 2), start=None, threads=1):
+def run(model, data, local, path="loop", loss=cross_entropy, ids=(0, 1, 2), start=None):
     start = tree_of(model) if start is None else start
-    return train(model, loss, data, local, start, context(list(ids), data), path=path, threads=threads)
+    return train(model, loss, data, local, start, context(list(ids), data), path=path)
 
 
 class Tied(nn.Module):
@@ -132,14 +132,6 @@ def test_divergence_names_client_round_step_and_fix(path):
 
 
 @BOTH
-def test_divergence_is_found_on_threads_too(path):
-    model, data = nn.Linear(6, 3), cohort((5, 20, 4))
-    data.x[5:25] *= 1e25
-    with pytest.raises(TrainingError, match="client 1"):
-        run(model, data, Local((Phase(lr=1e10, batch=8, epochs=2),)), path, threads=2)
-
-
-@BOTH
 def test_a_loss_must_be_per_sample(path):
     with pytest.raises(ConfigError, match=r"the loss gives shape \(\) for 5 samples.*reduction='none'"):
         run(nn.Linear(6, 3), cohort((5, 5)), Local(), path, nn.CrossEntropyLoss(), ids=(0, 1))
@@ -164,7 +156,6 @@ def test_instance_statistics_are_left_to_the_loop():
 
 BAD = {
     "no path is called 'lop': did you mean 'loop'": {"path": "lop"},
-    "threads must be 1 or more, seen 0": {"threads": 0},
     "no policy for buffers is called 'stat'": {"local": Local(buffers="stat")},
     "no phases": {"local": Local(())},
     "phase 2: no optimiser is called 'adm': did you mean 'adam'": {"local": Local((Phase(), Phase(optimiser="adm")))},

@@ -80,6 +80,8 @@ def test_methods(words, method):
     [
         ("-srbeta 0.4 -algo SR-FedAvg", "-srbeta is 0.4; it must lie between 0.5 and 1"),
         ("-srwarmup 21 -algo SR-FedAvg", "-srwarmup is 21; it must lie between 0 and 20"),
+        ("-srbeta 3 -algo FedAvg", "-srbeta is 3.0; it must lie between 0.5 and 1"),
+        ("-srwarmup -1 -algo FedAvg", "-srwarmup is -1; it must lie between 0 and 20"),
         ("-topk 0.001", "-topk is 0.001; it must lie between 0.01 and 1"),
         ("-algo FedAvgg", "'FedAvgg', which is no method here; did you mean 'fedavg'"),
         ("-gr ten", "invalid int value: 'ten'"),

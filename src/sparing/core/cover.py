@@ -46,15 +46,15 @@ class Cover:
             self.join(other.mask, other.total)
         return self
 
-    def votes(self, shape: torch.Size) -> tuple[Tensor, Tensor | None]:
-        """Weight per coordinate, broadcastable to `shape`, and where it is positive (None: everywhere)."""
+    def votes(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight per coordinate, broadcastable to what was voted on, and where it is positive (None: everywhere)."""
         if self.dense is None and self.mask is None and self.total is not None and bool(self.total > 0):
             return self.total, None
         votes = self.dense
         if votes is None:
             assert self.total is not None
             votes = self.total if self.mask is None else self.mask * self.total
-        votes = votes.expand(shape)
+        votes = votes.to(like.device).expand(like.shape)
         return votes, votes > 0
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cuts, Parcel, Schema
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Trained, Tree
 
 
 def nothing(*_: object) -> Tree:
@@ -43,7 +43,7 @@ class View(NamedTuple):
 
     ctx: Ctx
     start: Tree  # the model before local training
-    after: Tree  # and after it
+    after: Trained  # and after it
     notes: dict[str, Tensor]  # what came down with the parcel
 
 
@@ -249,7 +249,7 @@ class Remade(NamedTuple):
         return self.apply(method)
 
 
-Train = Callable[[Tree, Tree, Ctx], tuple[Tree, Tree, dict[str, Tensor]]]
+Train = Callable[[Tree, Tree, Ctx], tuple[Trained, Tree, dict[str, Tensor]]]
 """Local training of K clients: (start, memory, ctx) -> (after, memory, notes with at least 'loss')."""
 
 Gradient = Callable[[Tree], Tree]

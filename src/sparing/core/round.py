@@ -7,6 +7,7 @@ incoming(method, server, fold, down, up, ctx)               # server, any order 
 server, report = settle(method, server, fold, ctx)          # server, once
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,11 +17,11 @@ from torch import Tensor
 from sparing.core.compose import downlink, uplink
 from sparing.core.download import about
 from sparing.core.errors import MethodError, TrainingError, WireError
-from sparing.core.fold import Collect, Fold, sound
+from sparing.core.fold import Collect, Fold, sizes_of, sound
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
-from sparing.core.tree import Layout, Tree, column, expand, prefixed, to, under
+from sparing.core.tree import Layout, Trained, Tree, column, expand, prefixed, since, to, under
 from sparing.core.versions import first_past, moved, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -155,7 +156,7 @@ def client(
     parcel: Parcel,
     train: Train,
     ctx: Ctx,
-    claim: Callable[[Tree, Tree, Ctx], Tree] = lambda start, after, ctx: after,
+    claim: Callable[[Tree, Trained, Ctx], Trained] = lambda start, after, ctx: after,
 ) -> tuple[Parcel, Tree]:
     """K clients: take in what came, train, and write down what goes back.
 
@@ -173,7 +174,7 @@ def client(
     leaves = {}
     for name, cut in method.share.up(cuts_of(got), ctx).items():
         base = got.leaves[name].value if name in got.leaves else 0
-        leaves[name] = Leaf(cleared(said[name] - base, cut.mask), scope=cut.mask, told=cut.told)
+        leaves[name] = Leaf(cleared(since(said, name, base), cut.mask), scope=cut.mask, told=cut.told)
     notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
     view = View(ctx, start, said, got.notes)
     out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)
@@ -312,6 +313,8 @@ def overlay(own: Tree, got: Parcel) -> Tree:
 def against(model: Tensor, sent: Leaf | None, arrived: Leaf, scope: Tensor | None) -> Tensor:
     """An increment on what was sent, as a difference from the model; the same tensor where the model was sent."""
     value = cleared(arrived.value, scope)  # whoever has no vote must not leak into the sum
+    if sent is not None and sent.value is model:
+        return value
     shift = cleared(-model if sent is None else sent.value - model, scope)
     return value + shift if bool(shift.any()) else value
 
@@ -353,9 +356,9 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
 
 
 def refuse_infinite(model: Tree, when: str) -> None:
-    for name, x in model.items():
-        if not bool(torch.isfinite(x).all()):
-            raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
+    sizes = zip(model, sizes_of(model), strict=True)
+    for name in (name for name, size in sizes if not math.isfinite(size)):
+        raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
 
 
 def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:

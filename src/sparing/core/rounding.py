@@ -46,7 +46,8 @@ def rounded(x: Tensor, bits: int) -> Tensor:
     """`[K, ...]` float64 -> multiples of a power of two, of which no number of the row is more than 2^bits."""
     if x[0].numel() == 0:
         return x
-    peak = flat(x).abs().amax(1)
+    axes = tuple(range(1, x.ndim))
+    peak = torch.maximum(x.amax(axes), -x.amin(axes))
     peak = torch.where(peak == 0, 1.0, peak)
     step = column(peak / torch.frexp(peak).mantissa * 2.0**-bits, x)
-    return torch.round(x / step) * step
+    return (x / step).round_().mul_(step)

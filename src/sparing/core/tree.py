@@ -10,7 +10,7 @@ and one hash serve all of it.
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,44 @@ from torch import Tensor
 from sparing.core.mix import Mix
 
 Tree = dict[str, Tensor]
+Trained = Mapping[str, Tensor]
+"""Models after training: a Tree, or a `Grown`."""
+
+
+class Grown(Mapping[str, Tensor]):
+    """A tree known as a start and what was added to it; a sum is formed when somebody asks for it.
+
+    >>> tree = Grown({"w": torch.ones(1, 2)}, {"w": torch.tensor([[0.5, 0.0], [1.0, 2.0]])})
+    >>> tree["w"]
+    tensor([[1.5000, 1.0000],
+            [2.0000, 3.0000]])
+    """
+
+    def __init__(self, start: Tree, added: Tree):
+        self.start, self.added, self.formed = start, added, dict[str, Tensor]()
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.formed:
+            self.formed[name] = self.start[name] + self.added[name]
+        return self.formed[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.added)
+
+    def __len__(self) -> int:
+        return len(self.added)
+
+
+def only(tree: Trained, names: Iterable[str]) -> Trained:
+    """The tree without other names, and nothing formed."""
+    if isinstance(tree, Grown):
+        return Grown(tree.start, {name: tree.added[name] for name in names})
+    return {name: tree[name] for name in names}
+
+
+def since(tree: Trained, name: str, base: Tensor | int) -> Tensor:
+    """`tree[name] - base`, or what was added, where it was added to just that."""
+    return tree.added[name] if isinstance(tree, Grown) and tree.start[name] is base else tree[name] - base
 
 
 class Kind(NamedTuple):

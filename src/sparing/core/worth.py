@@ -11,37 +11,31 @@ largest entries and a sample of the others, with sums that come out the same on 
 """
 
 import math
-from collections.abc import Callable
-from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.components import SLOPE, factored, scaled, sized, worthy
+from sparing.core.components import SLOPE, scaled, sized, worthy
 from sparing.core.keys import hashes, uniforms
-from sparing.core.reduce import largest, total
-from sparing.core.rounding import TOP, codes_of
+from sparing.core.reduce import largest, total, true_at
+from sparing.core.rounding import DEAD, TOP, codes_of
 from sparing.core.subspace import Components
 
 PRICE = 0.12
 """Measured on updates of a CNN, where D changes: what a bit more saves, in values and in components."""
-LONGER = (0, 4)
-"""Notches by which steps of values may be longer than D: as long, or sqrt(2) times."""
+LONGER = (4, 0)
+"""Notches by which steps of values may be longer than D: sqrt(2) times, or as long if that is worth anything."""
 NOTCHES = [2.0 ** (i / 8) for i in range(128)]
 """How much longer a step is by so many notches: eighths of an octave."""
 SAMPLE, CLASSES = 1 << 12, 16
 """So many of the largest values and of the others are looked at, and told apart by the strength of row and column."""
-HEAD = 32
-"""Bits in which a leaf tells its chances, about."""
-OCTAVES, FINE = int(math.log2(TOP * NOTCHES[-1])), 32
-"""How far below the longest step D is looked for: notches still reach it; and among how many in an octave."""
-TRIALS, AIM, ENOUGH = 6, 0.98, 0.95
-"""Parcels written, at most; the share of the budget that each should take; the share with which one is good enough."""
-
-Plan = TypeVar("Plan")
-Sent = TypeVar("Sent")
+TINY = 2.0**-1000
+BLOCK = 1 << 18
+"""Values squared together."""
+HEAD, ROW_HEAD = 32, 96
+"""Bits in which a leaf of values tells its chances, about, and each component."""
 
 
 class Choice(NamedTuple):
@@ -53,31 +47,65 @@ class Choice(NamedTuple):
 NOTHING = Choice(0, None, 0.0)
 
 
+class Pairs(NamedTuple):
+    """The components of a matrix, as they would be coded."""
+
+    parts: Components
+    both: Tensor  # s u and s v, [1, r, rows + columns] float64
+    rows: int
+    peak: list[float]  # of the first 0, 1, ..., r of them
+
+
 class Piece(NamedTuple):
     """What is judged of one client's tensor: all of its values or, of many, the largest and a sample of the others."""
 
-    x: Tensor  # [1, S] float64
-    stands: Tensor  # [S] float64: for how many each of them stands
+    x: Tensor  # [S] float64
+    stands: np.ndarray  # [S]: for how many each of them stands
     row: Tensor  # [S]: where they are from
     column: Tensor
-    strength: tuple[Tensor, Tensor] | None  # squares of each row and of each column; None: nothing was left out
-    parts: Components | None  # of the matrix, if it may travel as such
+    classes: np.ndarray | int  # [S]: by octaves, how weak their rows and columns are; 0: all alike
+    pairs: Pairs | None  # if it may travel as components
 
 
 def piece(m: Tensor, parts: Components | None = None) -> Piece:
     """Of one client's values, as a matrix `[1, rows, columns]`."""
-    x, square = m.reshape(1, -1), m[0].square()
-    n, places, stands, strength = x.shape[1], torch.arange(x.shape[1]), torch.ones(x.shape[1]).double(), None
-    if n > 2 * SAMPLE:
-        top = largest(x, SAMPLE)[0].cpu()
-        drawn = (uniforms(hashes(torch.zeros(1, dtype=torch.int64), SAMPLE))[0].double() * n).long()
-        few, others = top.nonzero()[:, 0], drawn[~top[drawn]]
-        places, share = torch.cat([few, others]), (n - len(few)) / max(len(others), 1)
-        stands = torch.cat([stands[: len(few)], stands[: len(others)] * share])
-        strength = total(square).cpu(), total(square.T).cpu()
-    parts = None if parts is None else Components(*(part.cpu() for part in parts))
-    columns = max(m.shape[2], 1)
-    return Piece(x[:, places.to(x.device)].cpu(), stands, places // columns, places % columns, strength, parts)
+    x, wide = m.reshape(1, -1), max(m.shape[2], 1)
+    places, stands = looked_at(x)
+    row, column = places // wide, places % wide
+    pairs = None if parts is None else pairs_of(Components(*(part.cpu() for part in parts)))
+    classes = 0
+    if len(places) < x.shape[1] and m.shape[1] > 1:
+        rows, columns = (side.cpu() for side in squares(m[0]))
+        octave = torch.frexp((rows[row] * columns[column]).clamp(min=TINY)).exponent
+        classes = (octave.amax() - octave).clamp(max=CLASSES - 1).numpy()
+    return Piece(x[0, places.to(x.device)].cpu(), stands.numpy(), row, column, classes, pairs)
+
+
+def pairs_of(parts: Components) -> Pairs:
+    both = torch.cat(scaled(parts, parts.s > 0), 2)
+    return Pairs(parts, both, parts.u.shape[1], [0.0, *both[0].abs().amax(1).cummax(0).values.tolist()])
+
+
+def looked_at(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Places in one row, and for how many each of them stands."""
+    n = x.shape[1]
+    if n <= 2 * SAMPLE:
+        return torch.arange(n), torch.ones(n).double()
+    top = largest(x, SAMPLE)[0].cpu()
+    drawn = (uniforms(hashes(torch.zeros(1, dtype=torch.int64), SAMPLE))[0].double() * n).long()
+    few, others = torch.from_numpy(true_at(top)), drawn[~top[drawn]]
+    share = (n - len(few)) / max(len(others), 1)
+    return torch.cat([few, others]), torch.cat([torch.ones(len(few)), torch.full([len(others)], share)]).double()
+
+
+def squares(m: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every row and of every column; a block at a time."""
+    rows, columns = [], m.new_zeros(m.shape[1])
+    for some in m.split(max(1, BLOCK // m.shape[1])):
+        square = some.square()
+        rows.append(total(square))
+        columns += total(square.T)
+    return torch.cat(rows), columns
 
 
 def notch(step: float, peak: float, least: int = 0) -> int:
@@ -94,94 +122,66 @@ def judged(one: Piece, step: float, rest: bool = True, held: Choice | None = Non
 
     Without `rest`, a matrix travels in components alone.
     """
-    starts = [(0, 0.0, one.x, order(one, 0.0, 0.0))] if (held is None or not held.rank) else []
-    if one.parts and (held is None or held.rank):
-        rank = held.rank if held else int(worthy(one.parts, torch.tensor([SLOPE * step**2])).sum())
-        some = Components(*(x[..., :rank] for x in one.parts))
-        p, q = scaled(some, some.s > 0)
-        own = torch.tensor([step * NOTCHES[notch(step, peak(p, q))]])
-        a, b, _ = factored(p, q, own)
-        bits, less = entropy(a) + entropy(b), order(one, total(p[0].square().T), total(q[0].square().T))
-        a, b = (part[0] for part in sized(a, b))
-        starts.append((rank, bits, one.x - own * total((a[:, one.row] * b[:, one.column]).T), less))
-    best, least = NOTHING, float("inf")
-    for rank, bits, left, classes in starts:
-        ways = (None,) if one.parts and not rest else (None, *LONGER)
-        for longer in ways if held is None else (held.longer,):
-            error, more = left, 0.0
+    ranks = [held.rank] if held else [0]
+    if one.pairs and not held:
+        ranks.append(int(worthy(one.pairs.parts, torch.tensor([SLOPE * step**2]).double()).sum()))
+    ways = (held.longer,) if held else (None,) if one.pairs and not rest else (None, *LONGER)
+    best, least = NOTHING, math.inf
+    for rank in dict.fromkeys(ranks):
+        bits, left = without(one, one.pairs, rank, step) if one.pairs and rank else (0.0, one.x)
+        size, before = left.abs().numpy(), math.inf
+        for longer in ways:
+            off, more = size, 0.0
             if longer is not None:
-                own = torch.tensor([step * NOTCHES[notch(step, peak(left), longer)]])
-                codes = codes_of(left, own)
-                error, more = left - codes * own, entropy(codes, one.stands, classes) + HEAD
-            cost = float(total(error.square() * one.stands)) + PRICE * step**2 * (bits + more)
+                own = step * NOTCHES[notch(step, float(size.max(initial=0.0)), longer)]
+                codes = np.minimum(np.floor(size / own + (0.5 - DEAD)), TOP)
+                off, more = size - codes * own, entropy(codes, one.stands, one.classes) + HEAD
+            cost = added(off * off * one.stands) + PRICE * step**2 * (bits + more)
             if cost < least:
                 best, least = Choice(rank, longer, bits + more), cost
+            if cost > before:
+                break
+            before = cost
     return best
 
 
-def order(one: Piece, row_less: Tensor | float, column_less: Tensor | float) -> Tensor | None:
-    """The class of every value in the sample, by how strong its row and column are without this much: `[S]`."""
-    if one.strength is None:
-        return None
-    rows, columns = (one.strength[0] - row_less).clamp(min=0), (one.strength[1] - column_less).clamp(min=0)
-    rank = torch.empty_like(one.row)
-    rank[(rows[one.row] * columns[one.column]).argsort(stable=True)] = torch.arange(len(rank))
-    return rank * CLASSES // len(rank)
+def without(one: Piece, pairs: Pairs, rank: int, step: float) -> tuple[float, Tensor]:
+    """Bits that the first few components take, and what their codes leave of the values."""
+    own = step * NOTCHES[notch(step, pairs.peak[rank])]
+    codes = codes_of(pairs.both[:, :rank], torch.tensor([own]).double())
+    a, b = codes[:, :, : pairs.rows], codes[:, :, pairs.rows :]
+    bits = entropy_of_rows(a[0].numpy()) + entropy_of_rows(b[0].numpy())
+    a, b = (part[0].T.contiguous() for part in sized(a, b))
+    return bits, one.x - own * (a.index_select(0, one.row) * b.index_select(0, one.column)).sum(1)  # an exact sum
+
+
+def added(x: np.ndarray) -> float:
+    """The sum, from the first to the last: the same everywhere."""
+    return float(np.add.accumulate(x)[-1]) if len(x) else 0.0
 
 
 def peak(*xs: Tensor) -> float:
     """The largest size of any number; NaN if one is not."""
-    some = [x.abs().amax() for x in xs if x.numel()]
+    some = [torch.maximum(x.amax(), -x.amin()) for x in xs if x.numel()]
     return float(torch.stack(some).amax()) if some else 0.0
 
 
-def entropy(codes: Tensor, stands: Tensor | None = None, classes: Tensor | None = None) -> float:
-    """Bits that these codes take by their frequencies, in each class apart."""
-    entries = codes.flatten().long() + (128 if classes is None else 256 * classes + 128)
-    weights = None if stands is None else stands.numpy()
-    counts = np.bincount(entries.numpy(), weights, 256 * CLASSES).reshape(CLASSES, 256)
-    return logged(counts.sum(1)) - logged(counts)
+def entropy(codes: np.ndarray, stands: np.ndarray, classes: np.ndarray | int) -> float:
+    """Bits that codes of these sizes take by their frequencies, in each class apart, and a bit for every sign."""
+    entries = codes.astype(np.int64) + (TOP + 1) * classes
+    counts = np.bincount(entries, stands, (TOP + 1) * CLASSES).reshape(CLASSES, -1)
+    return logged(counts.sum(1)) - logged(counts) + float(counts[:, 1:].sum())
+
+
+def entropy_of_rows(codes: np.ndarray) -> float:
+    """Of int8 `[r, n]`, all together or each row apart, whichever takes fewer."""
+    entries = codes.view(np.uint8) + 256 * np.arange(len(codes))[:, None]
+    counts = np.bincount(entries.reshape(-1), minlength=256 * len(codes)).reshape(-1, 256)
+    together = logged(np.array([codes.size])) - logged(counts.sum(0))
+    return min(together, logged(counts.sum(1)) - logged(counts) + ROW_HEAD * len(codes))
 
 
 def logged(counts: np.ndarray) -> float:
     """The sum of n log2 n; logarithms to 30 binary places, so that no library's last bit decides a byte."""
     n = counts[counts > 0].astype(np.float64)
-    return math.fsum(n * (np.round(np.log2(n) * 2.0**30) * 2.0**-30))
-
-
-def fitted(
-    longest: float,
-    budget: float,
-    plan: Callable[[float, Plan | None], tuple[Plan, float]],
-    write: Callable[[float, Plan], tuple[Sent, int]],
-) -> Sent | None:
-    """What is written for the shortest step found with which it takes at most the budget; None: there is no such step.
-
-    `plan(step, held)` says what to write, if it is not the plan held, and how many bytes that should be;
-    `write(step, plan)` how many they are. Where a little shorter step leads to another plan that takes far more, the
-    plan is held, and the step alone goes on.
-    """
-    last = OCTAVES * FINE + 1
-    fits, over, ratio, best, held = 0, last, 1.0, None, None
-    steps = [longest * 2.0 ** (-i / FINE) for i in range(last)]
-    planned = cache(lambda i, _: plan(steps[i], held))
-    for _ in range(TRIALS):
-        near, far = fits, over
-        middle = over - 1 if over == last else (near + far) // 2  # mostly there is room for all, or hardly for any
-        while far - near > 1:
-            near, far = (middle, far) if ratio * planned(middle, held is None)[1] <= AIM * budget else (near, middle)
-            middle = (near + far) // 2
-        at = max(near, fits + 1)
-        what, hoped = planned(at, held is None)
-        made, size = write(steps[at], what)
-        ratio = size / hoped
-        if size <= budget:
-            best, fits = made, at
-        else:
-            over = at
-        closed = over - fits == 1
-        if ENOUGH * budget <= size <= budget or (closed and (held is not None or fits == 0 or over == last)):
-            break
-        if closed:
-            held, over = planned(fits, True)[0], last
-    return best
+    return added(n * (np.round(np.log2(n) * 2.0**30) * 2.0**-30))

@@ -10,7 +10,7 @@ from sparing.core.keys import Ctx
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
-from sparing.core.tree import Rest, Tree, cat, under
+from sparing.core.tree import Rest, Trained, Tree, cat, only, under
 from sparing.task import variates
 from sparing.task.fleet import Fleet
 from sparing.task.gradient import gradient
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
 
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
+TURNS = 4
+"""Chunks that a thread takes in a round on path loop, where there are so many clients."""
 Post = Callable[[Ctx, str, bytes, list[Schema]], None]
 """Sees what a client is sent "down" or sends "up", and what the receiver expects of each parcel in it."""
 
@@ -36,26 +38,32 @@ class Job(NamedTuple):
     rounds: int
     path: str = "loop"  # of local training: "loop", "stacked" or "implicit"
     chunk: int = 16  # clients in memory at once
-    threads: int = 1  # clients training side by side
+    threads: int = 1  # chunks side by side
+    precision: str = "float32"  # of local training on CUDA, or "tf32", "bf16"
+    graph: bool = False  # local training as a CUDA graph
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
 
-    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
         """K clients on their own samples, with the signature `core.round.client` wants."""
         model, local, data = self.model_for(ctx), self.method.local, self.task.train
         whole, memory = self.network(start), {name: x.clone() for name, x in memory.items()}
-        how = (ctx, self.path, self.threads, memory)
+        how = (ctx, self.path, memory)
         pull = variates.pull(start, memory) if any(phase.correct for phase in local.phases) else None
-        after, notes = train(model, self.task.loss, data, local, whole, *how, pull=pull)
+        after, notes = train(
+            model, self.task.loss, data, local, whole, *how, pull=pull, precision=self.precision, graph=self.graph
+        )
         if pull is not None:
-            after |= variates.renewed(start, after, memory, local, ctx)
+            after = {**after, **variates.renewed(start, after, memory, local, ctx)}
         if local.second:
             mine = {name: start.get(f"{name}.second", x) for name, x in whole.items()}
             own = local._replace(phases=local.second)
-            trained, _ = train(model, self.task.loss, data, own, mine, ctx, self.path, self.threads, anchor=whole)
-            after |= {f"{name}.second": x for name, x in trained.items()}
-        return {name: after[name] for name in start}, memory, notes
+            trained, _ = train(
+                model, self.task.loss, data, own, mine, ctx, self.path, anchor=whole, precision=self.precision
+            )
+            after = {**after, **{f"{name}.second": x for name, x in trained.items()}}
+        return only(after, start), memory, notes
 
     def timed(self, ctx: Ctx, down: Sizes) -> Ctx:
         """The same round, once it is known how much went down to these K clients."""
@@ -123,29 +131,47 @@ class Engine(Protocol):
 def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
     """What both ends know in round t about these clients."""
     count, held, device = job.task.train.count, job.task.held_out, server.seen.device
-    ids = ids.to(device)
+    here, ids = ids.cpu(), ids.to(device, non_blocking=True)
     return Ctx(
         seed=job.seed,
         round=t,
         rounds=job.rounds,
         ids=ids,
-        n=count[ids.cpu()].to(device),
+        n=count[here].to(device, non_blocking=True),
         clients=len(count),
         samples=int(count.sum()) - int(count[held].sum()),
         cohort=len(ids),
         first=~server.seen[ids],
-        capacity={name: x[ids.cpu()].to(device) for name, x in job.fleet.capacity.items()} or None,
+        capacity={name: x[here].to(device) for name, x in job.fleet.capacity.items()} or None,
         held=len(held),
     )
 
 
 def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
     """The cohort in parts of at most `size` clients with models of one size, similar amounts of data together."""
-    order = torch.argsort(ctx.n, stable=True)
-    kind = fit.sizes(ctx)[order] if fit else torch.zeros_like(order)
+    return pieces(ctx, -(-len(ctx.ids) // size), fit)
+
+
+def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
+    """The same for `job.threads` chunks at once, which together have at most `job.chunk` clients (or one each).
+
+    Every thread gets equally many chunks; on path loop, where small ones cost little, a few, so that no thread is left
+    with all the clients that have much data.
+    """
+    turns = -(-len(ctx.ids) // (max(1, job.chunk // job.threads) * job.threads))
+    turns = max(turns, min(TURNS, len(ctx.ids) // job.threads)) if job.path == "loop" else turns
+    return pieces(ctx, turns * job.threads, job.method.fit)
+
+
+def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
+    """About so many chunks, of equally many clients."""
+    order = torch.argsort(ctx.n.cpu(), stable=True)
+    kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
     for one in kind.unique():
-        for part in order[kind == one].split(size):
-            yield ctx.at(part)
+        mine = order[kind == one]
+        for part in mine.tensor_split(min(len(mine), -(-count * len(mine) // len(order)))):
+            whole = torch.equal(part, torch.arange(len(order)))
+            yield ctx if whole else ctx.at(part.to(ctx.ids.device))
 
 
 def bytes_in(sizes: Sizes) -> Tensor:

@@ -11,10 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.keys import Ctx
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, starting_models
+from sparing.core.threads import side_by_side
 from sparing.core.tree import Tree, cat, under
-from sparing.engines.engine import Evaluation, Job, Marks, chunks, context
+from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
 from sparing.task.evaluate import evaluate as evaluate_rows
 from sparing.task.evaluate import evaluate_all
 
@@ -40,35 +42,47 @@ def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Ev
         new = task.held_out[task.test.count[task.held_out] > 0]
         for who in wanted.who:
             cohort = context(job, server, new if who == "new" else ids, t + 1)
-            parts = [ctx.ids.cpu() for ctx in chunks(cohort, job.chunk, job.method.fit)]
-            if parts:
-                marks[who] = together([marked(job, bank, server, t, part, who, wanted) for part in parts])
+            if len(cohort.ids):
+                marks[who] = marked(job, bank, server, cohort, who, wanted.steps)
     return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks)
 
 
-def marked(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, wanted: Wanted) -> Marks:
-    """One chunk of clients."""
-    assert job.task.test is not None
-    model, models = job.model, server.model
-    if who != "global":
-        model = job.model_for(context(job, server, ids, t + 1))
-        models = models_of(job, bank, server, t, ids, who, wanted.steps)
-    whole = job.network(models) if who == "global" else job.used(models)
-    data, loss = job.task.test, job.task.loss
-    got = evaluate_rows(model, loss, whole, data, ids, static=is_static(job), stacked=job.path != "loop")
-    return Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids])
+Start = tuple[Ctx, Tree, Tree]
+"""Some clients, their models, and what they remember of their training."""
 
 
-def models_of(job: Job, bank: Rows, server: Server, t: int, ids: Tensor, who: str, steps: int) -> Tree:
-    """What these clients would start round t + 1 from, trained on or not."""
-    with torch.no_grad():
-        ctx = context(job, server, ids, t + 1)
+def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int) -> Marks:
+    """These clients' models: chunks train side by side, where they train."""
+    trains = who in ("after", "new")
+    found: list[Marks] = []
+
+    def start(ctx: Ctx) -> Start:
+        if who == "global":
+            return ctx, server.model, {}
         state = bank.read(ctx.ids)
-        models = starting_models(job.method, server, state, ctx)
-        if who == "before":
-            return models
+        return ctx, starting_models(job.method, server, state, ctx), under("local", state)
+
+    def train(start: Start) -> Start:
+        ctx, models, memory = start
         how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
-        return how.train(models, under("local", state), ctx)[0]
+        return ctx, dict(how.train(models, memory, ctx)[0]), {}
+
+    def mark(trained: Start) -> None:
+        assert job.task.test is not None
+        (ctx, models, _), ids = trained, trained[0].ids.cpu()
+        model, whole = (job.model, job.network(models)) if who == "global" else (job.model_for(ctx), job.used(models))
+        how = {"static": is_static(job), "stacked": job.path != "loop"}
+        got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, **how)
+        found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids]))
+
+    with torch.no_grad():
+        chunked = parts(job, cohort) if trains else chunks(cohort, job.chunk, job.method.fit)
+        side_by_side(map(start, chunked), train if trains else same, mark, job.threads if trains else 1)
+    return together(found)
+
+
+def same(start: Start) -> Start:
+    return start
 
 
 def tuned(job: Job) -> Job:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Method, Train
-from sparing.core.tree import Tree
+from sparing.core.tree import Trained, Tree
 
 
 class Stale:
@@ -26,7 +26,7 @@ class Stale:
         if not self.names:
             return train
 
-        def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
             self.add(start, len(ctx.ids))
             return train(start, memory, ctx)
 
@@ -38,6 +38,12 @@ class Stale:
             away = (start[name].double() - self.model[name]).expand(k, *self.model[name].shape[1:])
             self.sum[name] = self.sum.get(name, 0) + away.sum(0)
             self.square[name] = self.square.get(name, 0) + away.square().sum(0)
+
+    def merge(self, other: "Stale") -> None:
+        self.count += other.count
+        for name in other.sum:
+            self.sum[name] = self.sum.get(name, 0) + other.sum[name]
+            self.square[name] = self.square.get(name, 0) + other.square[name]
 
     def report(self) -> dict[str, float]:
         if not self.names or self.count < 2:

@@ -1,16 +1,47 @@
-"""The fast engine: the cohort in chunks of K clients at once, sizes counted in closed form, state in a bank."""
+"""The fast engine: the cohort in chunks of K clients at once, sizes counted in closed form, state in a bank.
+
+Several chunks may be under way side by side, each folded into a partial sum of its thread: the fold is exact, so the
+result has the same bits. The banks are read and written by one thread only, chunk by chunk in order.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparing.core.download import downloads
-from sparing.core.parcel import pick
+from sparing.core.fold import Collect, Fold
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel, pick
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
+from sparing.core.threads import side_by_side
+from sparing.core.tree import Tree
 from sparing.core.wire import sizes
-from sparing.engines.engine import Evaluation, Job, Outcome, Tally, bytes_in, chunks, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Sizes, Tally, bytes_in, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
+
+
+class Sent(NamedTuple):
+    """A chunk of clients, and what they have to start with."""
+
+    ctx: Ctx
+    down: Parcel
+    posted: Sizes
+    state: Tree
+
+
+class Back(NamedTuple):
+    """What came of it."""
+
+    ctx: Ctx
+    posted: Sizes
+    state: Tree
+    returned: Sizes
+    loss_K: Tensor
+    gone_K: Tensor
+    stale: Stale
 
 
 class Vector:
@@ -18,32 +49,59 @@ class Vector:
         self.job, self.bank = job, bank
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
-        method = self.job.method
+        method, threads = self.job.method, self.job.threads
         cohort = context(self.job, server, ids, t)
-        fold, tally, stale = begin(method, server, cohort), Tally(), Stale(method, server.model)
-        train = stale.watching(self.job.train)
+        tally, stale = Tally(), Stale(method, server.model)
         with torch.no_grad():
-            for ctx in chunks(cohort, self.job.chunk, method.fit):
+            folds = [begin(method, server, cohort) for _ in range(threads)]
+            free = list(folds)
+
+            def send(ctx: Ctx) -> Sent:
                 down = outgoing(method, server, ctx)
                 _, posted = downloads(server.past, down, ctx)
-                ctx = self.job.timed(ctx, posted)
-                up, state = client(method, self.bank.read(ctx.ids), down, train, ctx, self.job.fleet.claim)
-                returned = sizes(up)
-                gone_K = self.job.fleet.gone(ctx, bytes_in(returned))
-                if bool(gone_K.any()):
-                    state = put_back(method, state, up, gone_K, ctx)
-                if not bool(gone_K.any()):
-                    incoming(method, server, fold, down, up, ctx)
-                elif not bool(gone_K.all()):
-                    here = (~gone_K).nonzero()[:, 0]
-                    incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
-                self.bank.write(ctx.ids, state)
-                tally.add(ctx, posted, returned, up.notes["loss"], gone_K)
+                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids))
+
+            def work(sent: Sent) -> Back:
+                fold = free.pop()
+                try:
+                    return self.clients(server, fold, sent)
+                finally:
+                    free.append(fold)
+
+            def take(back: Back) -> None:
+                self.bank.write(back.ctx.ids, back.state)
+                tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
+                stale.merge(back.stale)
+
+            side_by_side(map(send, parts(self.job, cohort)), work, take, threads)
             if tally.arrivals:
-                server, report = settle(method, server, fold, cohort, self.job.gradient)
+                server, report = settle(method, server, merged(folds), cohort, self.job.gradient)
             else:
                 server, report = met(server, cohort), {}
         return server, tally.outcome(report | stale.report())
 
+    def clients(self, server: Server, fold: Fold | Collect, sent: Sent) -> Back:
+        """They train and write; what arrives is folded in."""
+        method, (ctx, down, posted, state) = self.job.method, sent
+        stale = Stale(method, server.model)
+        up, state = client(method, state, down, stale.watching(self.job.train), ctx, self.job.fleet.claim)
+        returned = sizes(up)
+        gone_K = self.job.fleet.gone(ctx, bytes_in(returned))
+        if bool(gone_K.any()):
+            state = put_back(method, state, up, gone_K, ctx)
+        if not bool(gone_K.any()):
+            incoming(method, server, fold, down, up, ctx)
+        elif not bool(gone_K.all()):
+            here = (~gone_K).nonzero()[:, 0]
+            incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
+        return Back(ctx, posted, state, returned, up.notes["loss"], gone_K, stale)
+
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
         return evaluate(self.job, self.bank, server, t, wanted)
+
+
+def merged(folds: list[Fold | Collect]) -> Fold | Collect:
+    first, *others = folds
+    for other in others:
+        first.merge(other)  # pyright: ignore[reportArgumentType]  they are all of one kind
+    return first

@@ -1,7 +1,7 @@
 """A byte budget, spent where it buys most: a client's parcel takes at most so many bytes, and most of them.
 
 What of the update travels and how finely is judged at one price for the whole model (`core/worth.py`), then the parcel
-is really written, its bytes are counted, and the price is changed until they fit.
+is really written, its bytes are counted, and the price is changed until they fit (`core/fit.py`).
 
 A receiver learns what was chosen from what is there: components that are not sent are not kept, values that are not
 sent are zeros, and either costs a few bytes. One leaf tells the step D, and by how many notches, eighths of an octave,
@@ -29,6 +29,7 @@ from sparing.core.components import (
     weight,
 )
 from sparing.core.errors import ConfigError, MethodError
+from sparing.core.fit import fitted
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row, sent
 from sparing.core.protocols import Codec, View
@@ -37,7 +38,7 @@ from sparing.core.subspace import Components
 from sparing.core.threads import intra_op
 from sparing.core.tree import Layout, Tree, column, flat
 from sparing.core.wire import nbytes
-from sparing.core.worth import NOTCHES, NOTHING, Choice, fitted, judged, notch, peak, piece
+from sparing.core.worth import NOTCHES, NOTHING, Choice, judged, notch, peak, piece
 
 By = Literal["best", "values", "components"]
 RANK = 32
@@ -88,9 +89,8 @@ def budget(layout: Layout, most: float = math.inf, by: By = "best", skip: frozen
         items = items_of(parcel)
         fixed = Parcel({name: leaf for name, leaf in parcel.leaves.items() if name not in shapes}, parcel.notes)
         largest = peak(*(item.x for item in items.values()))
-        nothing, least = written(fixed, items, {}, 0 * largest, {})  # not a number if one of them is not
-        if not 0 < largest < math.inf or least >= room:
-            return nothing
+        if not 0 < largest < math.inf or room <= 0:
+            return written(fixed, items, {}, 0 * largest, {})[0]  # not a number if one of them is not
         parts = {n: decomposed(n, item.x, item.how.rank, ctx) for n, item in items.items() if item.how}
         pieces = {name: piece(as_matrix(item), parts.get(name)) for name, item in items.items()}
 
@@ -102,7 +102,7 @@ def budget(layout: Layout, most: float = math.inf, by: By = "best", skip: frozen
 
         longest = max(largest, peak(*(found.s for found in parts.values())))
         fit = fitted(longest, room, plan, lambda step, chosen: written(fixed, items, parts, step, chosen))
-        return fit or nothing
+        return fit or written(fixed, items, {}, 0.0, {})[0]
 
     def items_of(parcel: Parcel) -> dict[str, Item]:
         alone, joined = parted(parcel.leaves)

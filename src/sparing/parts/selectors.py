@@ -198,9 +198,11 @@ def selected(
         """This round's mask. It is asked for many times, so the last one is kept, with what it was chosen from."""
         source = [*state.values(), *(model[name] for name in layout.params)] if select.told else []
         key = (ctx.seed, ctx.round, ctx.ids.device, *rows(ctx, per_client).ids.tolist(), *map(id, source))
-        if not last or last[0][0] != key:
-            last[:] = [(key, source, whole | pieces(select.pick(state, model, ctx), layout, select.told))]
-        return last[0][2]
+        kept = next(iter(last), None)  # other threads may put theirs in its place
+        if kept is None or kept[0] != key:
+            kept = key, source, whole | pieces(select.pick(state, model, ctx), layout, select.told)
+            last[:] = [kept]
+        return kept[2]
 
     def newcomers(ctx: Ctx) -> Tensor | None:
         download = first != "seed" and not select.told

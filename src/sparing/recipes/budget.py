@@ -6,7 +6,7 @@ from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import budget as parts
 
-UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6}
+UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
 
 @recipe("budget", paper="ours; after Shoham and Gersho 1988, doi:10.1109/29.90373")
@@ -25,12 +25,12 @@ def budget(
     return apply
 
 
-def bytes_in(text: int | str) -> float:
+def bytes_in(text: int | str, what: str = "budget.bytes") -> float:
     """
     >>> bytes_in("20kB"), bytes_in(500)
     (20000.0, 500.0)
     """
-    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(B|kB|MB|)\s*", str(text))
+    found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(B|kB|MB|GB|)\s*", str(text))
     if not found:
-        raise ConfigError(f"budget.bytes is {text!r}; write a number of bytes, such as 20000 or 20kB")
+        raise ConfigError(f"{what} is {text!r}; write a number of bytes, such as 20000 or 20kB")
     return float(found[1]) * UNITS[found[2]]

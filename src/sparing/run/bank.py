@@ -77,14 +77,16 @@ class MemoryBank:
         self.rows = {name: x.to(self.device, copy=True) for name, x in self.template.items()}
 
     def read(self, ids: Tensor) -> Tree:
+        if not self.template:
+            return {}
         index = torch.from_numpy(self.row_of[checked_ids(ids, self.clients)]).to(self.device)
         return {name: x.index_select(0, index) for name, x in self.rows.items()}
 
     def write(self, ids: Tensor, rows: Tree) -> None:
+        if not self.template and not rows:
+            return
         client = checked_ids(ids, self.clients)
         rows = checked_rows(rows, self.template, len(client))
-        if not self.template:
-            return
         new = client[self.row_of[client] == 0]
         self.grow(self.used + len(new))
         self.row_of[new] = np.arange(self.used, self.used + len(new))

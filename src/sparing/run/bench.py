@@ -4,6 +4,7 @@ A round's seconds are those of training, of the evaluation, and of all the rest:
 """
 
 import json
+import math
 import resource
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
 from sparing.core.keys import Ctx
-from sparing.core.tree import Tree
+from sparing.core.tree import Trained, Tree
 from sparing.engines.engine import Job
 from sparing.run.config import Study, study_from
 from sparing.run.loop import cohort_size, wanted_of
@@ -70,7 +71,7 @@ def timed(study: Study, rounds: int) -> Speed:
             began = now()
             run.server, _ = run.engine.round(run.server, ids, t)
             spent["round"].append(now() - began)
-            spent["training"].append(sum(watch.trained))
+            spent["training"].append(busy(watch.trained))
             began = now()
             run.engine.evaluate(run.server, t, wanted_of(study.evaluate, job))
             spent["evaluation"].append(now() - began)
@@ -94,13 +95,25 @@ def timed(study: Study, rounds: int) -> Speed:
 class Watch(Job):
     """The job, with an eye on the clock while clients train."""
 
-    trained: list[float]  # seconds
+    trained: list[tuple[float, float]]  # from when to when, chunk by chunk
 
-    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
         began = now()
         out = super().train(start, memory, ctx)
-        self.trained.append(now() - began)
+        self.trained.append((began, now()))
         return out
+
+
+def busy(spans: list[tuple[float, float]]) -> float:
+    """Seconds in which at least one of these was under way.
+
+    >>> busy([(0.0, 2.0), (5.0, 6.0), (1.0, 3.0)])
+    4.0
+    """
+    total, until = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        total, until = total + max(0.0, ended - max(began, until)), max(until, ended)
+    return total
 
 
 def now() -> float:

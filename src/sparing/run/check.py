@@ -26,7 +26,7 @@ from sparing.run.clock import clocked, is_timed
 from sparing.run.config import Study, study_from
 from sparing.run.loop import cohort_size
 from sparing.run.plan import bytes_of
-from sparing.run.start import fresh, named_task, settled
+from sparing.run.start import fresh, named_task, planned
 from sparing.task.clock import visits
 from sparing.task.evaluate import BATCH
 from sparing.task.fleet import Fleet
@@ -43,6 +43,11 @@ class Cost(NamedTuple):
     parameters: int
     cohort: int
     plan: dict[str, Any]
+    how: str  # the plan came about: "given", "rule", "measured" or "remembered"
+    why: str  # the rule had to do
+    speeds: list[tuple[str, int, int, float]]  # path, chunk, threads, clients a second: what was tried
+    flight_bytes: int  # clients' models and updates in memory at once
+    memory_bytes: int  # what these may take
     down_bytes: int
     up_bytes: int
     first_bytes: int  # down, in the first round, when every client is new
@@ -66,7 +71,7 @@ def check(study: Study) -> Cost:
 
 def trial(study: Study) -> Cost:
     """Two chunks of clients through a real round, a few steps each, and a look at their models."""
-    job, study = settled(study, named_task(study))
+    job, study, found = planned(study, named_task(study))
     count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
     everyone = job.fleet.cohort(job.seed, 1, len(job.task), count)
     ids = everyone[torch.argsort(job.task.train.count[everyone], descending=True)][: 2 * job.chunk]
@@ -85,6 +90,11 @@ def trial(study: Study) -> Cost:
         parameters=job.method.layout.size,
         cohort=count,
         plan=study.plan.model_dump(),
+        how=found.how,
+        why=found.why,
+        speeds=[(way.path, way.chunk, way.threads, speed) for way, speed in found.speeds.items()],
+        flight_bytes=min(job.chunk, count) * found.client_bytes,
+        memory_bytes=found.memory_bytes,
         down_bytes=sent_down(job, server, everyone),
         up_bytes=round(total(outcome.up) * scale),
         first_bytes=round(total(outcome.down) * scale),

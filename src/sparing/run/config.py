@@ -16,18 +16,22 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    StrictBool,
     ValidationError,
+    field_validator,
     model_validator,
 )
 
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase, nothing
+from sparing.recipes.budget import bytes_in
 from sparing.task.optim import velocities
 from sparing.task.options import named
 
 PHASE = Phase()
 SHORT = {"budget": "bytes"}
 """Recipes behind which the value of one option may stand alone."""
+Choice = StrictBool | Literal["auto"]
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-3 as a word
 
 
@@ -37,9 +41,10 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def no_truths(cls, values: Any) -> Any:
-        """No key here means yes or no, and YAML is quick to read a word as one."""
+        """Hardly a key here means yes or no, and YAML is quick to read a word as one."""
         for key, value in values.items() if isinstance(values, dict) else ():
-            if isinstance(value, bool):
+            known = cls.model_fields.get(key)
+            if isinstance(value, bool) and (known is None or known.annotation != Choice):
                 raise ValueError(f"{key} is {str(value).lower()}, which no key can be; quote it if it is a word")
         return values
 
@@ -151,13 +156,27 @@ class EvaluateSection(Section):
 
 
 class PlanSection(Section):
-    """How the work is laid out; "auto" is settled once, written down, and reused by resume."""
+    """How the work is laid out; "auto" is settled once, written down, and reused by resume. See docs/plan.md."""
 
     path: Literal["auto", "loop", "stacked", "implicit"] = "auto"
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
     bank: Literal["auto", "memory", "file"] = "auto"
     parcels: Literal["forgotten", "kept"] = "forgotten"  # kept as files, for `sparing wire`, by the debug engine
+    memory: PositiveInt | str = "auto"  # bytes of client models and updates in flight, such as 500MB
+    precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local training on CUDA; never chosen by itself
+    graph: Choice = "auto"  # local training captured as a CUDA graph
+
+    @field_validator("memory")
+    @classmethod
+    def a_size(cls, value: int | str) -> int | str:
+        try:
+            fine = value == "auto" or bytes_in(value, "plan.memory") >= 1
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if not fine:
+            raise ValueError(f"plan.memory is {value!r}, which holds nothing; write a size such as 500MB")
+        return value
 
 
 class Study(Section):
@@ -180,7 +199,7 @@ class Study(Section):
 
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
-        text = json.dumps(self.model_dump(exclude_defaults=True), sort_keys=True)
+        text = json.dumps(self.model_dump(exclude_defaults=True, exclude={"plan": {"graph"}}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -149,6 +149,8 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
             out[key] = value
 
     put("", {key: value for key, value in study.items() if key not in (*ASIDE, "method")})
+    if (precision := study.get("plan", {}).get("precision", "float32")) != "float32":  # all else of a plan is aside
+        out["plan.precision"] = precision
     entries = [named("method", entry) for entry in study["method"]]
     out["method"] = "+".join(name for name, _ in entries)
     for name, options in entries:

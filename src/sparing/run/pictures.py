@@ -23,7 +23,7 @@ from sparing.core.errors import ConfigError
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, client, outgoing, sized
-from sparing.core.tree import Kind, Layout, Tree, cat, under
+from sparing.core.tree import Kind, Layout, Trained, Tree, cat, under
 from sparing.engines.engine import Job, chunks, context
 
 Picture = dict[str, Any]  # "kind", "round", and what belongs to that kind
@@ -84,7 +84,7 @@ def trained(job: Job, bank: Rows, server: Server, ctx: Ctx) -> Tree:
     """What these K clients would learn this round: [K, *shape] on the CPU."""
     seen: Tree = {}
 
-    def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+    def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
         done = job.train(start, memory, ctx)
         seen.update({name: (x.double() - start[name].double()).cpu() for name, x in done[0].items()})
         return done

@@ -1,22 +1,48 @@
-"""How the work is laid out on this machine: the path of local training, clients at once, threads, and the bank."""
+"""How the work is laid out on this machine: the path of local training, clients at once, threads, and the bank.
+
+Short runs are laid out by rule. Where a run is long enough for it to pay, a few ways are tried against the clock, and
+the choice is remembered in the cache folder. Either way it is written into the run, which never chooses again.
+"""
 
 import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from sparing.core.errors import ConfigError
+from sparing.core.mix import Mix
 from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
 from sparing.engines.engine import Job
+from sparing.recipes.budget import bytes_in
 from sparing.run.config import PlanSection
 from sparing.run.probe import agrees
-from sparing.task.implicit import can_imply, history
-from sparing.task.local import default_path
+from sparing.run.remembered import place_of, recall, remember
+from sparing.run.timing import STEPS, VISITS, Speeds, Way, clients_in, guess, now, race, trials
+from sparing.task.captured import can_capture
+from sparing.task.implicit import can_imply, history, most_visits
+from sparing.task.local import PATHS, default_path
 
-MEMORY = 1 << 30  # bytes of client models and updates in flight
-COPIES = 8  # start, after, update, gradient and what the codecs need
-CHUNKS = {"stacked": 16, "implicit": 32}  # clients at once on a CPU: their weights should stay in its caches
-BANK = 2 << 30  # bytes of client state that may live in memory
+MEMORY = 1 << 30  # bytes of client models and updates in flight, where the study does not say; a quarter of a GPU
+COPIES = 8  # of a client's model and state: start, after, update, gradient, masks, codecs; twice that if rotated
+CHUNKS = {"stacked": 16, "implicit": 32}  # clients at once on a CPU: weights that are formed should stay in its caches
+BANK = 2 << 30  # bytes of client state that may live in memory; a quarter of a GPU's
+LONG = 20.0  # seconds of training, roughly, from which on measuring pays
+SHARE, LEAST, MOST = 0.02, 1.0, 10.0  # of that, and seconds, that measuring may take
+BUSY = 1.5  # processes waiting for a core, from which on nothing is measured
+CLEARLY = 1.1  # times faster than the rule's choice, or the rule has its way
+
+
+class Settled(NamedTuple):
+    """A plan without any "auto", and how it came about."""
+
+    plan: PlanSection
+    how: str  # "given", "rule", "measured" or "remembered"
+    why: str  # the rule had to do
+    speeds: Speeds  # clients a second, of the ways that were tried
+    client_bytes: int  # that one client in flight takes
+    memory_bytes: int  # that all of them may take
 
 
 def device_of(name: str) -> torch.device:
@@ -33,26 +59,116 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int) -> PlanSection:
-    """Replace every "auto" by a choice."""
+def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: Sequence[Any]) -> Settled:
+    """Replace every "auto" by a choice. `method` is the study's list of names and options."""
     device = next(iter(job.initial.values())).device
-    state = bytes_of(first_client(job.method, job.initial))
-    path = settle_path(plan.path, engine, job)
-    chunk, threads, bank = plan.chunk, plan.threads, plan.bank
-    if chunk == "auto":
-        each = COPIES * bytes_of(job.initial) + state
-        each += history(job.model, job.method.local, most_samples(job)) if path == "implicit" else 0
-        chunk = max(1, min(cohort, MEMORY // max(each, 1), CHUNKS.get(path, 256) if device.type == "cpu" else 256))
-    if threads == "auto":
-        many = path in ("loop", "implicit") and device.type == "cpu" and engine == "vector"
-        threads = os.cpu_count() or 1 if many else 1
+    refuse(plan, engine, job)
+    job = job._replace(precision=plan.precision, graph=plan.graph is not False and can_record(job))
+    way = by_rule(settle_path(plan.path, engine, job), plan, engine, job, cohort)
+    how, why, speeds = "rule", "", Speeds()
+    if engine != "vector":
+        why = f"engine {engine} trains one client after the other"
+    elif "auto" not in (plan.path, plan.chunk, plan.threads):
+        how = "given"
+    elif job.graph and way.path == "stacked":
+        why = "nothing comes near a recorded step on a GPU"
+    elif (seconds := guess(job, cohort)) < LONG:
+        why = f"about {seconds:.1g} s of training are too few to measure"
+    else:
+        how, why, way, speeds = measured(way, plan, job, cohort, method, seconds)
+    graph = job.graph and way.path == "stacked" and agrees(job, "stacked", graph=True)
+    if plan.graph is True and not graph:
+        raise ConfigError(
+            f"plan.graph is true, but this training cannot be recorded, or comes out differently (path {way.path}): it "
+            "takes path stacked and SGD without prox, correction or kept velocities; drop it"
+        )
+    bank = plan.bank
     if bank == "auto":
-        each = state + bytes_of(first_row(job.method, job.initial))
-        bank = "file" if each * len(job.task) > BANK else "memory"
+        each = bytes_of(first_client(job.method, job.initial)) + bytes_of(first_row(job.method, job.initial))
+        room = torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else BANK
+        bank = "file" if each * len(job.task) > room else "memory"
+    settled = plan.model_copy(update={**way._asdict(), "bank": bank, "graph": graph})
+    return Settled(settled, how, why, speeds, client_bytes(way.path, job), memory_of(plan, device))
+
+
+def refuse(plan: PlanSection, engine: str, job: Job) -> None:
+    device = next(iter(job.initial.values())).device
     if plan.parcels == "kept" and engine != "debug":
         raise ConfigError(f"plan.parcels is kept, but engine {engine!r} only counts their bytes; set engine: debug")
-    chosen = {"path": path, "chunk": 1 if engine == "debug" else chunk, "threads": threads, "bank": bank}
-    return plan.model_copy(update=chosen)
+    for key, off in (("precision", "float32"), ("graph", False)):
+        value = getattr(plan, key)
+        if device.type != "cuda" and value not in (off, "auto"):
+            raise ConfigError(
+                f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
+            )
+    clients = 1 if plan.threads == "auto" else plan.threads
+    if plan.memory != "auto" and (least := clients * client_bytes("loop", job)) > memory_of(plan, device):
+        raise ConfigError(
+            f"plan.memory is {plan.memory}, but the models and updates of {clients} at once take {least:,} bytes; "
+            "allow so many, or set plan.threads to 1"
+        )
+
+
+def can_record(job: Job) -> bool:
+    local, bases = job.method.local, isinstance(job.model, Mix)
+    return can_capture(local, job.initial) and not bases and not local.second and not local.init(job.method.layout)
+
+
+def by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) -> Way:
+    """The usual way to take this path."""
+    on_cpu = next(iter(job.initial.values())).device.type == "cpu"
+    chunk, threads = plan.chunk, plan.threads
+    if chunk == "auto":
+        cached = on_cpu and path in CHUNKS and (path != "implicit" or job.method.up)
+        chunk = max(1, min(most_clients(path, plan, job, cohort), CHUNKS[path] if cached else 256))
+    if threads == "auto":
+        many = path in ("loop", "implicit") and on_cpu and engine == "vector"
+        threads = min(cores(), chunk) if many else 1
+    threads = threads if on_cpu else 1
+    return Way(path, 1 if engine == "debug" else chunk, threads)
+
+
+def measured(
+    rule: Way, plan: PlanSection, job: Job, cohort: int, method: Sequence[Any], seconds: float
+) -> tuple[str, str, Way, Speeds]:
+    """The fastest of a few ways, as remembered or as tried now: first each path and number of threads, then chunks."""
+    place = place_of(plan, method, job, cohort, cores())
+    known = recall(place)
+    if known is not None and works(known[0].path, job):
+        return "remembered", "", *known
+    if busy():
+        return "rule", "the machine is too busy to measure", rule, {}
+    on_cpu = next(iter(job.initial.values())).device.type == "cpu"
+    visited = most_visits(job.method.local, most_samples(job))
+    paths = [path for path in PATHS if path in (rule.path, plan.path) or (plan.path == "auto" and works(path, job))]
+    if visited > VISITS and rule.path != "implicit":
+        paths = [path for path in paths if path != "implicit"]
+    ways = [rule]
+    for path in paths:
+        way = by_rule(path, plan, "vector", job, cohort)
+        many = (1, min(cores(), way.chunk)) if plan.threads == "auto" and on_cpu else (way.threads,)
+        ways += [way._replace(threads=n) for n in many]
+
+    def clients(way: Way) -> int:
+        return clients_in(way, cohort)
+
+    trial = trials(job, cohort, None if "implicit" in paths and visited <= VISITS else STEPS)
+    until = now() + max(LEAST, min(MOST, SHARE * seconds))
+    speeds = race(list(dict.fromkeys(ways)), trial, clients, until)
+    fastest = max(speeds, key=lambda way: speeds[way])
+    if plan.chunk == "auto" and fastest.path != "loop":
+        most = most_clients(fastest.path, plan, job, cohort)
+        sizes = {
+            max(fastest.threads, min(most, size)) for size in (fastest.chunk // 2, 2 * fastest.chunk, 4 * fastest.chunk)
+        }
+        others = [fastest._replace(chunk=size) for size in sorted(sizes - {fastest.chunk})]
+        speeds |= race([fastest, *others], trial, clients, until)
+        fastest = max(speeds, key=lambda way: speeds[way])
+    if sum(speed > 0 for speed in speeds.values()) < 2:
+        return "rule", "there was no time to compare", rule, speeds
+    chosen = fastest if speeds[fastest] > CLEARLY * speeds[rule] else rule
+    remember(place, chosen, speeds)
+    return "measured", "", chosen, speeds
 
 
 def settle_path(path: str, engine: str, job: Job) -> str:
@@ -72,6 +188,35 @@ def works(path: str, job: Job) -> bool:
     """Whether this path trains as the loop does, in every size of the model."""
     fits = path != "implicit" or all(can_imply(model, job.method.local) for model in job.sizes or (job.model,))
     return path == "loop" or (fits and agrees(job, path))
+
+
+def memory_of(plan: PlanSection, device: torch.device) -> int:
+    """Bytes that clients in flight may take together."""
+    if plan.memory != "auto":
+        return int(bytes_in(plan.memory))
+    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else MEMORY
+
+
+def client_bytes(path: str, job: Job) -> int:
+    """What one client in flight takes: its models, its updates, its state."""
+    past = history(job.model, job.method.local, most_samples(job)) if path == "implicit" else 0
+    copies = COPIES * (2 if any("basis" in codec.traits for codec in job.method.up) else 1)
+    return max(1, copies * (bytes_of(job.initial) + bytes_of(first_client(job.method, job.initial))) + past)
+
+
+def most_clients(path: str, plan: PlanSection, job: Job, cohort: int) -> int:
+    """Of the cohort, at once."""
+    device = next(iter(job.initial.values())).device
+    return min(cohort, memory_of(plan, device) // client_bytes(path, job))
+
+
+def cores() -> int:
+    return os.cpu_count() or 1
+
+
+def busy() -> bool:
+    """Whether others want more of the processor than there is: trials would say more of them than of us."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > BUSY * cores()
 
 
 def most_samples(job: Job) -> int:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
 from sparing.core.keys import Ctx
 from sparing.core.mix import Mix
-from sparing.core.tree import Tree, tree_of
+from sparing.core.tree import Trained, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
@@ -87,7 +87,7 @@ def owner(data: Clients, place: int) -> int:
     return int(((data.start <= place) & (place < data.start + data.count)).nonzero()[0])
 
 
-def agrees(job: Job, path: str) -> bool:
+def agrees(job: Job, path: str, graph: bool = False) -> bool:
     """Two steps of two clients with unequal data, by this path and one client after the other, come to the same."""
     count = job.task.train.count
     ids = torch.stack([count.argmin(), count.argmax()]).unique()
@@ -96,12 +96,16 @@ def agrees(job: Job, path: str) -> bool:
     local = local._replace(phases=tuple(phase._replace(steps=2) for phase in local.phases))
     start = job.rest.complete(job.initial)
 
-    def trained(path: str) -> Tree:
-        return train(job.model, job.task.loss, job.task.train, local, start, ctx, path)[0]
+    def trained(path: str, graph: bool) -> Trained:
+        return train(job.model, job.task.loss, job.task.train, local, start, ctx, path, graph=graph)[0]
 
     try:
-        loop, other = trained("loop"), trained(path)
+        loop, other = trained("loop", False), trained(path, graph)
     except ConfigError:
+        return False
+    except RuntimeError:
+        if not graph:  # else the model may do what cannot be recorded
+            raise
         return False
     except TrainingError:  # the first round will say so, and where
         return True

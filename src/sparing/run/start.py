@@ -30,7 +30,7 @@ from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
 from sparing.run.parcels import keeping
 from sparing.run.pictures import refuse_sizes
-from sparing.run.plan import device_of, settle_plan
+from sparing.run.plan import Settled, device_of, settle_plan
 from sparing.run.probe import refuse_misfit
 from sparing.run.results import Result
 from sparing.task.attack import Attack, attackers, flipped
@@ -106,7 +106,9 @@ def logged(state: Run, loggers: Sequence[Logger]) -> Result:
     if state.folder is None:
         return loop(state, loggers)
     about = environment(state.study.device)
-    opening = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}: after round {state.done}"
+    plan = ", ".join(f"{name} {getattr(state.study.plan, name)}" for name in ("path", "chunk", "threads"))
+    where = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}"
+    opening = f"{where}, {plan}: after round {state.done}"
     with logging_to(state.folder.path / LOG, opening) as log:
         return loop(state, (log, *loggers))
 
@@ -117,6 +119,12 @@ def named_task(study: Study) -> Task:
 
 def settled(study: Study, task: Task) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
+    job, study, _ = planned(study, task)
+    return job, study
+
+
+def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
+    """The same, and how the plan came about."""
     device = device_of(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
     fleet = fleet_of(study.fleet, task, study.seed)
@@ -148,11 +156,10 @@ def settled(study: Study, task: Task) -> tuple[Job, Study]:
     if "similarity" in study.record:
         refuse_sizes(job)
     spending_of(job, count)  # refuses a budget that does not pay for one round
-    plan = settle_plan(study.plan, study.engine, job, count)
-    assert not isinstance(plan.chunk, str)
-    assert not isinstance(plan.threads, str)
-    study = study.model_copy(update={"plan": plan, "device": str(device)})
-    return job._replace(path=plan.path, chunk=plan.chunk, threads=plan.threads), study
+    found = settle_plan(study.plan, study.engine, job, count, study.method)
+    study = study.model_copy(update={"plan": found.plan, "device": str(device)})
+    names = ("path", "chunk", "threads", "precision", "graph")
+    return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
 
 
 def checked_model(model: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError
 from sparing.core.keys import EVERYONE, Ctx, hashes
-from sparing.core.tree import Tree, column
+from sparing.core.tree import Trained, Tree, column
 from sparing.task.task import Task
 
 
@@ -26,13 +26,14 @@ class Attack(NamedTuple):
     who: Tensor  # bool [N]
     scale: float = 10.0
 
-    def claim(self, start: Tree, after: Tree, ctx: Ctx) -> Tree:
+    def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these K clients say they have learned; counters are left alone."""
         bad_K = self.who[ctx.ids.cpu()].to(ctx.ids.device)
         if self.kind == "label-flip" or not bool(bad_K.any()):
             return after
         floats = {name: x for name, x in after.items() if x.is_floating_point()}
-        return after | {name: torch.where(column(bad_K, x), self.said(start[name], x), x) for name, x in floats.items()}
+        said = {name: torch.where(column(bad_K, x), self.said(start[name], x), x) for name, x in floats.items()}
+        return {**after, **said}
 
     def said(self, start: Tensor, after: Tensor) -> Tensor:
         if self.kind == "nan":

@@ -14,7 +14,7 @@ from sparing.task.dataset import prepared
 from sparing.task.keyed import LoopNorm
 from sparing.task.losses import Loss, accuracy, each
 from sparing.task.metrics import micro_auc
-from sparing.task.still import own_rng
+from sparing.task.still import GATE, own_rng
 from sparing.task.working import Working, check_names, gathered, load, working_copy
 
 BATCH = 512
@@ -42,7 +42,7 @@ def evaluate(
     count = data.count[ids]
     right, lost, area = torch.zeros(3, k, dtype=torch.float64)
     work = frozen_copy(model, models, static)
-    with torch.no_grad(), own_rng(work.device), intra_op(1):
+    with torch.no_grad(), GATE.side_by_side(), own_rng(work.device), intra_op(1):
         if rows(models) == 1 and not static and not any(map(by_batch, work.module.modules())):
             load(work, models, 0)
             owner = torch.arange(k).repeat_interleave(count)

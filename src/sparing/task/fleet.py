@@ -15,7 +15,7 @@ from torch import Tensor
 from sparing.core.errors import DataError, nearest
 from sparing.core.keys import EVERYONE, Ctx, hashes
 from sparing.core.protocols import Local
-from sparing.core.tree import Tree
+from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
 from sparing.task.clock import ready, room
 
@@ -54,6 +54,8 @@ class Fleet(NamedTuple):
 
     def vanished(self, ctx: Ctx) -> Tensor:
         """Which of these clients drop out of the round: bool `[K]`."""
+        if not self.dropout:
+            return torch.zeros(len(ctx.ids), dtype=torch.bool)
         return ctx.uniform("dropout", 1)[:, 0] < self.dropout
 
     def timed(self, local: Local, ctx: Ctx, down_K: Tensor) -> Ctx:
@@ -67,9 +69,11 @@ class Fleet(NamedTuple):
     def gone(self, ctx: Ctx, up_K: Tensor) -> Tensor:
         """Whose upload of so many bytes never arrives, because they vanished or are late: bool `[K]`."""
         vanished = self.vanished(ctx)
-        return vanished if ctx.budget is None else vanished | (up_K.to(vanished.device) > ctx.budget)
+        if ctx.budget is None:
+            return vanished
+        return vanished.to(ctx.budget.device) | (up_K.to(ctx.budget.device) > ctx.budget)
 
-    def claim(self, start: Tree, after: Tree, ctx: Ctx) -> Tree:
+    def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
 

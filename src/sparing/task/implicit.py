@@ -1,30 +1,29 @@
 """Local training of a chunk of clients without forming their weights: implicit SGD for chains of dense layers.
 
-After some steps of plain SGD a client's weights are W = W0 - D^T H. H `[visits, in]` holds the inputs of all samples it
-has visited, D `[visits, out]` the gradients of the outputs, times lr. So a forward is h W0^T + b - (h H^T) D and a
-backward d W0 - (d D^T) H. Where all clients start from the same W0, its products are one product for the whole chunk,
-and what is left for each client alone grows with the samples it has visited, not with its weights. Those are formed
-once, at the end. Memory per client: visits * (in + out) a layer.
-
-A mean over clients needs W0 - (1/K) D^T H only, one product over all clients' visits, and no client's weights at all:
-not used yet, since what follows training wants one update per client.
+After some steps of plain SGD a client's weights are W = W0 + D^T H. H `[visits, in]` holds the inputs of all samples it
+has visited, D `[visits, out]` the gradients of the outputs, times -lr. So a forward is h W0^T + b + (h H^T) D and a
+backward d W0 + (d D^T) H. Where all clients start from the same W0, its products are one product for the whole chunk,
+and what is left for each client alone grows with the samples it has visited, not with its weights. What is added to
+those is handed on as it is, a `Product` of D and H. Memory per client: visits * (in + out) a layer.
 """
 
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError
 from sparing.core.keys import Ctx
+from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
-from sparing.core.tree import Tree
+from sparing.core.tree import Grown, Tree
 from sparing.task.augment import augmented
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
-from sparing.task.stacked import plan_of, reported
+from sparing.task.schedule import plan_of, reported
 from sparing.task.working import Working, trained, working_copy
 
 PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
@@ -99,35 +98,55 @@ class Dense(NamedTuple):
     weight: Tensor  # [1 or K, out, in] before the phase
     bias: Tensor | None  # [K, out] now
     inputs: Tensor  # [K, visits, in] of all samples visited; no visits where the weight is not trained
-    moves: Tensor  # [K, visits, out] lr times the gradient of the output
+    moves: Tensor  # [K, visits, out] -lr times the gradient of the output
     trains: tuple[bool, bool]  # weight, bias
 
 
 def implicit(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
-) -> tuple[Tree, Tensor]:
+) -> tuple[Grown, Tensor]:
     """The models after training and the reported losses `[K]`."""
     if not can_imply(model, local):
         raise ConfigError(
             "implicit training is for networks that are an nn.Sequential of nn.Linear, activations and nn.Dropout, and "
             "for plain SGD (no momentum, decay, clip, prox or correction): use path 'loop' or 'stacked'"
         )
-    work, k = working_copy(model, device, stacked=True, static=False), len(ctx.ids)
+    copies, k = COPIES.setdefault(model, []), len(ctx.ids)
+    now = signature(model, device)
+    known, work = copies.pop() if copies else (None, None)
+    if work is None or known != now:
+        work = still_copy(model, device)
+    state, added, losses = {name: start[name] for name in work.state}, {}, torch.zeros(k)
+    for number, phase in enumerate(local.phases):
+        state |= {name: state[name] + x for name, x in added.items()}
+        added, losses = train_phase(work, loss, data, phase, number, state, ctx, device)
+    copies.append((now, work))
+    still = {name: x.new_zeros(k, *x.shape[1:]) for name, x in state.items() if name not in added}
+    return Grown(state, {name: added[name] if name in added else still[name] for name in state}), losses
+
+
+COPIES: "WeakKeyDictionary[nn.Module, list[tuple[tuple, Working]]]" = WeakKeyDictionary()
+"""Working copies that nobody trains with now, and what their models were like: making one takes milliseconds."""
+
+
+def signature(model: nn.Module, device: torch.device) -> tuple:
+    """What a working copy takes over from its model, beside the shapes."""
+    layers = tuple((type(layer), getattr(layer, "p", None), layer.training) for layer in model.modules())
+    return device, layers, tuple((x.shape, x.dtype, x.requires_grad) for x in model.state_dict(keep_vars=True).values())
+
+
+def still_copy(model: nn.Module, device: torch.device) -> Working:
+    work = working_copy(model, device, stacked=True, static=False)
     for layer in work.module.modules():
         if hasattr(layer, "inplace"):
             object.__setattr__(layer, "inplace", False)  # gradients are taken by the outputs of dense layers
-    state = {name: start[name] for name in work.state}
-    losses = torch.zeros(k)
-    for number, phase in enumerate(local.phases):
-        losses = train_phase(work, loss, data, phase, number, state, ctx, device)
-    moved = {name for phase in local.phases for name in trained(work, phase)}
-    return {n: x if n in moved else x.expand(k, *x.shape[1:]).clone() for n, x in state.items()}, losses
+    return work
 
 
 def train_phase(
     work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, ctx: Ctx, device: torch.device
-) -> Tensor:
-    """Train all rows, put what moved into `state`, and give the reported losses `[K]`."""
+) -> tuple[Tree, Tensor]:
+    """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
     order, names, visits = plan.order.to(device), trained(work, phase), sum(plan.width)
     layers = [
@@ -152,11 +171,12 @@ def train_phase(
             remember(dense, h.detach(), grad, m, past, phase.lr)
         seen[t, :m] = values.detach()
         past += width
-    back = order.argsort()
+    back = None if torch.equal(plan.order, torch.arange(len(plan.order))) else order.argsort()
+    added: Tree = {}
     for _, dense in layers:
         if dense is not None:
-            state |= formed(dense, state[dense.name], back)
-    return reported(seen.cpu(), plan, phase, number, ctx)
+            added |= formed(dense, state, back)
+    return added, reported(seen.cpu(), plan, phase, number, ctx)
 
 
 def dense_of(path: str, state: Tree, names: list[str], order: Tensor, visits: int) -> Dense:
@@ -202,27 +222,28 @@ def product(dense: Dense, h: Tensor, m: int, past: int) -> Tensor:
     if dense.bias is not None:
         z = z + dense.bias[:m, None]
     if past and dense.trains[0]:
-        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, :past].mT), dense.moves[:m, :past], alpha=-1)
+        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, :past].mT), dense.moves[:m, :past])
     return z
 
 
 def remember(dense: Dense, h: Tensor, grad: Tensor, m: int, past: int, lr: float) -> None:
     """One step of SGD on the first m clients; padding has no gradient."""
-    step = grad * lr
+    step = grad * -lr
     if dense.trains[0]:
         now = slice(past, past + grad.shape[1])
         dense.moves[:m, now] = step
         dense.inputs[:m, now] = h.unflatten(0, (m, -1))
     if dense.bias is not None and dense.trains[1]:
-        dense.bias[:m] -= step.sum(1)
+        dense.bias[:m] += step.sum(1)
 
 
-def formed(dense: Dense, weight: Tensor, back: Tensor) -> Tree:
-    """The weights and biases after the phase, `[K, ...]`, in the order of ctx.ids."""
+def formed(dense: Dense, state: Tree, back: Tensor | None) -> Tree:
+    """What the phase adds to weight and bias, `[K, ...]`; `back` leads to the order of ctx.ids, None: it is that."""
+    rows = slice(None) if back is None else back
     out: Tree = {}
     if dense.bias is not None and dense.trains[1]:
-        out[dense.name.removesuffix("weight") + "bias"] = dense.bias[back]
+        name = dense.name.removesuffix("weight") + "bias"
+        out[name] = dense.bias[rows] - state[name]
     if dense.trains[0]:
-        start = weight.expand(len(back), *weight.shape[1:])
-        out[dense.name] = torch.baddbmm(start, dense.moves[back].mT, dense.inputs[back], alpha=-1)
+        out[dense.name] = Product(dense.moves[rows], dense.inputs[rows])
     return out

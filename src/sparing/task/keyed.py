@@ -17,6 +17,8 @@ from sparing.core.keys import GOLDEN, Ctx, hashes, mix, signed, uniforms
 def drop_keys(ctx: Ctx, phase: int) -> Tensor:
     """`[K]`: rows of one client, which follow each other (bases of a `Mix`), draw apart; the first has its key."""
     keys = ctx.keys(f"dropout/{phase}")
+    if not bool((ctx.ids[1:] == ctx.ids[:-1]).any()):
+        return keys
     counts = ctx.ids.unique_consecutive(return_counts=True)[1]
     turn = torch.arange(len(keys), device=keys.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     return torch.where(turn > 0, mix(keys + turn * signed(5 * GOLDEN)), keys)
@@ -37,7 +39,7 @@ class Step:
         """`[n]` in [0, 1), new at every call; depends on key, call and place only: padding at the end is harmless."""
         assert self.key is not None
         self.draws += 1
-        keys = mix(self.key + self.draws * signed(3 * GOLDEN)).reshape(-1)
+        keys = mix(self.key + signed(self.draws * 3 * GOLDEN)).reshape(-1)
         return uniforms(hashes(keys, n // len(keys)).flatten())
 
 

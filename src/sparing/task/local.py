@@ -1,20 +1,25 @@
 """Local training of any nn.Module: three paths behind one function."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, TrainingError, nearest
 from sparing.core.keys import Ctx
 from sparing.core.mix import Mix
+from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
 from sparing.core.reduce import total
 from sparing.core.threads import intra_op
-from sparing.core.tree import Tree
+from sparing.core.tree import Grown, Trained, Tree
+from sparing.task.captured import can_capture, captured
 from sparing.task.clients import Clients
 from sparing.task.implicit import can_imply, implicit, most_visits
 from sparing.task.loop import loop
 from sparing.task.losses import Loss
 from sparing.task.optim import OPTIMISERS, Aside
+from sparing.task.precision import precise
 from sparing.task.stacked import stacked
 from sparing.task.working import check_names
 
@@ -40,11 +45,12 @@ def train(
     start: Tree,
     ctx: Ctx,
     path: str = "loop",
-    threads: int = 1,
     memory: Tree | None = None,
     anchor: Tree | None = None,
     pull: Tree | None = None,
-) -> tuple[Tree, dict[str, Tensor]]:
+    precision: str = "float32",
+    graph: bool = False,
+) -> tuple[Trained, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
     Gives every state_dict tensor after training, `[K, *shape]` on the device of `start`, and `{"loss": [K] float32}`:
@@ -53,10 +59,11 @@ def train(
     `velocity/NAME` `[K, *shape]`, and is overwritten; without it they start at zero and are forgotten. `anchor` is what
     FedProx's term draws to, where it is not the start; `pull` is added to every gradient of phases that `correct`.
 
-    "loop" trains one client after the other and is row-exact; `threads` clients run side by side with the same bits.
-    "stacked" trains all K at once, `threads` working on each operation, and agrees with it within rounding. In both, a
+    "loop" trains one client after the other and is row-exact; calls from several threads at once give the same bits.
+    "stacked" trains all K at once and agrees with it within rounding. One thread works on an operation. In both, a
     parameter that the loss does not depend on has gradient zero, so weight decay still shrinks it. "implicit" does the
     same as "stacked" for chains of dense layers under plain SGD (`can_imply`), without forming weights at every step.
+    On CUDA, "stacked" with `graph` replays a recorded step where it can (`can_capture`), in float32, "tf32" or "bf16".
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
     >>> ctx = Ctx(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
@@ -66,28 +73,41 @@ def train(
     (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
     """
     if isinstance(model, Mix):
-        return train_apart(model, loss, data, local, start, ctx, path, threads, memory, anchor, pull)
-    check(local, path, threads)
+        return train_apart(model, loss, data, local, start, ctx, path, memory, anchor, pull, precision)
+    check(local, path)
     check_names(model, start)
     if not len(ctx.ids) or int(ctx.ids.min()) < 0 or int(ctx.ids.max()) >= len(data):
         raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {ctx.ids.tolist()[:8]}")
     device = next(iter(start.values())).device if start else torch.device("cpu")
     memory = memory if memory is not None else {}
+    recorded = graph and path == "stacked" and not memory and anchor is None and pull is None
+    if recorded and can_capture(local, start):
+        with precise(precision):
+            out = captured(model, loss, data, local, start, ctx, device, precision)
+        if out is not None:
+            check_finite(out[0].added, local, ctx)
+            return out[0], {"loss": out[1].to(device, torch.float32)}
+    if precision == "bf16":
+        raise ConfigError(
+            "plan.precision is bf16, which is for training that can be recorded on CUDA: path stacked, SGD without "
+            "prox, correction or kept velocities, and plain SGD without BatchNorm where clients take unequal numbers "
+            "of steps; use tf32 or float32"
+        )
     aside = Aside(anchor if anchor is not None else start, pull or {})
-    with torch.enable_grad(), intra_op(1 if path == "loop" else threads):
+    with torch.enable_grad(), precise(precision) if device.type == "cuda" else nullcontext(), intra_op(1):
         if path == "loop":
-            after, losses = loop(model, loss, data, local, start, ctx, device, threads, memory, aside)
+            after, losses = loop(model, loss, data, local, start, ctx, device, memory, aside)
         elif path == "implicit":
             after, losses = implicit(model, loss, data, local, start, ctx, device)
         else:
             after, losses = stacked(model, loss, data, local, start, ctx, device, memory, aside)
-        check_finite(after, local, ctx)
+        check_finite(after.added if isinstance(after, Grown) else after, local, ctx)
     return after, {"loss": losses.to(device, torch.float32)}
 
 
 def train_apart(
-    model: Mix, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, path: str, threads: int,
-    memory: Tree | None, anchor: Tree | None, pull: Tree | None,
+    model: Mix, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, path: str,
+    memory: Tree | None, anchor: Tree | None, pull: Tree | None, precision: str,
 ) -> tuple[Tree, dict[str, Tensor]]:  # fmt: skip
     """Each base of each client as if it were a client of its own, with the same batches; the loss is their mean.
 
@@ -101,8 +121,8 @@ def train_apart(
     apart = ctx.at(torch.arange(k, device=ctx.ids.device).repeat_interleave(bases))
     memory = memory if memory is not None else {}
     remembered, beside = rows(memory), rows(start) if anchor is None else rows(anchor)
-    how = (local, rows(start), apart, path, threads, remembered, beside, rows(pull or {}))
-    after, notes = train(model.alone(), loss, data, *how)
+    how = (local, rows(start), apart, path, remembered, beside, rows(pull or {}))
+    after, notes = train(model.alone(), loss, data, *how, precision)
     for name, x in remembered.items():
         memory[name].copy_(x.unflatten(0, (k, bases)))
     losses = total(notes["loss"].unflatten(0, (k, bases))) / bases
@@ -131,11 +151,9 @@ def default_path(model: nn.Module, device: torch.device | str, local: Local | No
     return "loop" if folds or sum(p.numel() for p in model.parameters()) > SMALL else "stacked"
 
 
-def check(local: Local, path: str, threads: int) -> None:
+def check(local: Local, path: str) -> None:
     if path not in PATHS:
         raise ConfigError(f"no path is called {path!r}: {nearest(path, PATHS)}")
-    if threads < 1:
-        raise ConfigError(f"threads must be 1 or more, seen {threads}")
     if local.buffers not in BUFFERS:
         raise ConfigError(f"no policy for buffers is called {local.buffers!r}: {nearest(local.buffers, BUFFERS)}")
     if not local.phases:
@@ -162,6 +180,8 @@ def check_phase(i: int, phase: Phase) -> None:
 def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
     """The last step's update is not seen by any loss, so look at the weights themselves."""
     for name, x in after.items():
+        if isinstance(x, Product) and x.at_most() <= torch.finfo(x.dtype).max:
+            continue
         if not x.is_floating_point() or bool(x.sum().isfinite()):  # a sum costs little beside looking at every value
             continue
         if not bool((fine := x.isfinite().flatten(1).all(1)).all()):

@@ -5,9 +5,7 @@ nothing it computes with is shared: keyed batches and dropout, one intra-op thre
 fresh (hence equally aligned) memory, and a seed of its own for whatever else in the model draws from torch's RNG.
 """
 
-import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -24,7 +22,8 @@ from sparing.task.dataset import prepared
 from sparing.task.keyed import drop_keys
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
-from sparing.task.still import own_rng, seed_all
+from sparing.task.outer import descend, ready
+from sparing.task.still import DRAWING, GATE, own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, trained, working_copy
 
 SEED_BITS = (1 << 63) - 1
@@ -49,7 +48,7 @@ class Job(NamedTuple):
 
 def loop(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
-    threads: int, memory: Tree, aside: Aside,
+    memory: Tree, aside: Aside,
 ) -> tuple[Tree, Tensor]:  # fmt: skip
     """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     ids = ctx.ids.tolist()
@@ -62,67 +61,55 @@ def loop(
         name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
         for name, x in model.state_dict().items()
     }
-    static = local.buffers == "static"
-    works = [working_copy(model, device, stacked=False, static=static) for _ in range(max(1, min(threads, len(ids))))]
-    with own_rng(device):
-        if len(works) > 1:
-            losses = together(job, works, after)
-            if losses is not None:
-                return after, torch.tensor(losses)
-        return after, torch.tensor([train_one(job, works[0], after, k, seeded=True) for k in range(len(ids))])
+    work = working_copy(model, device, stacked=False, static=local.buffers == "static")
+    return after, torch.tensor([train_in_turn(job, model, work, after, k) for k in range(len(ids))])
 
 
-def together(job: Job, works: list[Working], after: Tree) -> list[float] | None:
-    """All clients on several threads; None as soon as the model is seen drawing from torch's RNG.
+def train_in_turn(job: Job, model: nn.Module, work: Working, after: Tree, k: int) -> float:
+    """Client k, while other threads may train others, unless the model is seen drawing from torch's generator.
 
-    That generator is one for the whole process, so clients drawing from it side by side would disturb each other.
+    That is one for the whole process, so clients drawing from it side by side would disturb each other.
     """
-    losses = [math.nan] * len(job.ids)
-    turn, still = itertools.count(), torch.default_generator.get_state()
-    stop: list[str] = []
-
-    def work(mine: Working) -> None:
-        try:
-            while not stop and (k := next(turn)) < len(losses):
-                losses[k] = train_one(job, mine, after, k, seeded=False)
-                if not torch.equal(torch.default_generator.get_state(), still):
-                    stop.append("drew")
-        except BaseException:
-            stop.append("failed")
-            raise
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        try:
-            for future in [pool.submit(work, mine) for mine in works]:
-                future.result()
-        except BaseException:  # Ctrl-C reaches this thread only
-            stop.append("interrupted")
-            raise
-    return None if stop else losses
-
-
-def train_one(job: Job, work: Working, after: Tree, k: int, seeded: bool) -> float:
-    """Train client k through all phases, write its row, give its loss."""
-    x, y = job.data.client(job.ids[k])
-    load(work, job.start, k)
-    loss = 0.0
-    with torch.enable_grad():
-        for number, phase in enumerate(job.local.phases):
-            loss = train_phase(job, work, phase, number, k, x, y, seeded)
-    save(work, after, k)
+    loss, memory = 0.0, {}
+    if job.device.type == "cpu" and model not in DRAWING:
+        with GATE.side_by_side():
+            try:
+                loss, memory = train_one(job, work, after, k, seeded=False)
+            except TrainingError:
+                if not GATE.drawn():
+                    raise
+            if GATE.drawn():
+                DRAWING.add(model)
+    if job.device.type != "cpu" or model in DRAWING:
+        with GATE.alone(), own_rng(job.device):
+            loss, memory = train_one(job, work, after, k, seeded=True)
+    for name, x in memory.items():
+        job.memory[name][k : k + 1] = x
     return loss
 
 
+def train_one(job: Job, work: Working, after: Tree, k: int, seeded: bool) -> tuple[float, Tree]:
+    """Train client k through all phases, write its row, give its loss and what it remembers, `[1, ...]`."""
+    x, y = job.data.client(job.ids[k])
+    load(work, job.start, k)
+    loss, memory = 0.0, {name: row[k : k + 1].clone() for name, row in job.memory.items()}
+    with torch.enable_grad():
+        for number, phase in enumerate(job.local.phases):
+            loss = train_phase(job, work, phase, number, k, x, y, memory, seeded)
+    save(work, after, k)
+    return loss, memory
+
+
 def train_phase(
-    job: Job, work: Working, phase: Phase, number: int, k: int, x: Tensor, y: Tensor, seeded: bool
+    job: Job, work: Working, phase: Phase, number: int, k: int, x: Tensor, y: Tensor, remembered: Tree, seeded: bool
 ) -> float:
     names = trained(work, phase)
     params = [work.state[name] for name in names]
     for name in work.params:
         work.state[name].requires_grad_(name in names)
-    values = [p.detach() for p in params]
+    values, layers = [p.detach() for p in params], ready(work.dense, phase)
     aside = rows_of(job.aside, phase, names, slice(k, k + 1), alone=True)
-    memory = kept(fresh(phase, values), names, job.memory, slice(k, k + 1))
+    memory = kept(fresh(phase, values), names, remembered, slice(None))
     pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
     keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
@@ -142,10 +129,13 @@ def train_phase(
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
-        update(phase, t, values, gradients(loss, params), aside, memory, pairs, stacked=False)
+        if layers:
+            descend(loss, params, layers, phase.lr)
+        else:
+            update(phase, t, values, gradients(loss, params), aside, memory, pairs, stacked=False)
         if t >= begin:
             total, visited = total + value * size, visited + size
-    keep(memory, names, job.memory, slice(k, k + 1))
+    keep(memory, names, remembered, slice(None))
     return total / visited
 
 

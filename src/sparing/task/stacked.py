@@ -7,7 +7,7 @@ each other except through BatchNorm.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,17 +15,16 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx, hashes
+from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
 from sparing.task.augment import augmented
-from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
-from sparing.task.keyed import LoopNorm, drop_keys
-from sparing.task.loop import diverged
+from sparing.task.keyed import LoopNorm
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, first_of, first_rows, fresh, keep, kept, rows_of, update
+from sparing.task.schedule import plan_of, reported
 from sparing.task.working import Working, trained, working_copy
 
 
@@ -50,20 +49,6 @@ def stacked(
     for number, phase in enumerate(local.phases):
         losses = train_phase(work, loss, data, phase, number, state, ctx, device, memory, aside)
     return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
-
-
-class Plan(NamedTuple):
-    """The batches of one phase, clients in order of falling steps."""
-
-    order: Tensor  # [K]: which row stands where
-    alive: list[int]  # per step: how many clients train
-    width: list[int]  # per step: the longest batch among them
-    full: list[bool]  # per step: no batch is shorter than that
-    places: Tensor  # [S, K, batch] in the flat samples
-    real: Tensor  # [S, K, batch] bool
-    keys: Tensor  # [S, K] of the dropout draws
-    views: Tensor  # [S, K] keys of augmentation
-    counts: Tensor  # [S, K] how many visited samples enter the reported loss
 
 
 def train_phase(
@@ -95,31 +80,6 @@ def train_phase(
         state[name][back] = x
     keep(memory, names, remembered, back)
     return reported(seen.cpu(), plan, phase, number, ctx)
-
-
-def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:
-    ids = ctx.ids.cpu()
-    counts = data.count[ids].tolist()
-    shuffles = shuffle_keys(ctx, number, phase, counts)
-    tables = [batches(shuffles[:, k], phase, n) for k, n in enumerate(counts)]
-    order = torch.tensor(sorted(range(len(ids)), key=lambda k: -len(tables[k])))
-    longest = len(tables[int(order[0])])
-    index = torch.full((longest, len(ids), phase.batch), -1)
-    weight = torch.zeros(longest, len(ids), dtype=torch.int64)
-    for place, k in enumerate(order.tolist()):
-        index[: len(tables[k]), place] = tables[k]
-        begin = counted_from(phase, counts[k])
-        weight[begin : len(tables[k]), place] = (tables[k][begin:] >= 0).sum(1)
-    real = index >= 0
-    size = real.sum(2)
-    alive = (size > 0).sum(1).tolist()
-    width = size.amax(1).tolist()
-    full = [bool((size[t, :m] == w).all()) for t, (m, w) in enumerate(zip(alive, width, strict=True))]
-    places = torch.where(real, index, index[..., :1]).clamp(min=0) + data.start[ids[order]][:, None]
-    draws = drop_keys(ctx, number), ctx.keys(f"augment/{number}")
-    keys, views = (hashes(each.cpu()[order], longest).T for each in draws)
-    places = places.to(data.x.device)
-    return Plan(order, alive, width, full, places, real.to(device), keys.to(device), views.to(device), weight)
 
 
 Stepper = Callable[[Tree, Tensor, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
@@ -179,15 +139,3 @@ def refuse_unstackable(model: nn.Module) -> None:
                 f"layer {name!r} ({type(layer).__name__}) keeps running statistics that padding would enter when "
                 "clients are stacked: use path 'loop'"
             )
-
-
-def reported(seen: Tensor, plan: Plan, phase: Phase, number: int, ctx: Ctx) -> Tensor:
-    """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
-    bad = (~seen.isfinite()).nonzero()
-    if len(bad):
-        t, place = bad[0].tolist()
-        client = int(ctx.ids[int(plan.order[place])])
-        raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
-    out = torch.empty(len(plan.order), dtype=torch.float64)
-    out[plan.order] = (seen * plan.counts).sum(0) / plan.counts.sum(0)
-    return out

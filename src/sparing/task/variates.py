@@ -8,7 +8,7 @@ import torch
 
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local
-from sparing.core.tree import Tree, column, under
+from sparing.core.tree import Trained, Tree, column, under
 from sparing.task.batches import steps_of
 
 
@@ -17,7 +17,7 @@ def pull(start: Tree, memory: Tree) -> Tree:
     return {name: start[f"{name}.control"] - mine for name, mine in under("control", memory).items()}
 
 
-def renewed(start: Tree, after: Tree, memory: Tree, local: Local, ctx: Ctx) -> Tree:
+def renewed(start: Tree, after: Trained, memory: Tree, local: Local, ctx: Ctx) -> Tree:
     """The client's control variates are renewed in `memory`; what goes up is the server's plus the change."""
     out: Tree = {}
     counts = ctx.n.tolist()

@@ -126,12 +126,11 @@ def method_of(args: argparse.Namespace, notes: list[str]) -> list[Any]:
     name = args.algorithm.lower().replace("_", "-")
     if name not in known():
         raise ConfigError(f"-algo is {args.algorithm!r}, which is no method here; {nearest(name, known())}")
-    if args.topk is not None:
-        check_range("-topk", args.topk, 0.01, 1)
+    for flag, low, high in (("topk", 0.01, 1), ("srbeta", 0.5, 1), ("srwarmup", 0, 20)):
+        if (value := getattr(args, flag)) is not None:
+            check_range(f"-{flag}", value, low, high)
     if name == "sr-fedavg":
         beta, warmup = 0.9 if args.srbeta is None else args.srbeta, 5 if args.srwarmup is None else args.srwarmup
-        check_range("-srbeta", beta, 0.5, 1)
-        check_range("-srwarmup", warmup, 0, 20)
         options: dict[str, Any] = {"beta": beta, "warmup": warmup}
         return [{name: options | ({} if args.topk is None else {"topk": args.topk})}]
     unused = [f"-{flag}" for flag in ("srbeta", "srwarmup") if getattr(args, flag) is not None]

@@ -16,7 +16,7 @@ from sparing.task.dataset import Dataset
 from sparing.task.split import lines, report
 from sparing.task.split.report import Report
 from sparing.ui.plots.split import draw_split
-from sparing.ui.text import megabytes
+from sparing.ui.text import megabytes, size_text
 
 
 def named_data() -> dict[str, str]:
@@ -54,12 +54,28 @@ def show_split(task: TaskSection, seed: int, picture: Path, console: Console) ->
     console.print(f"drawn to {draw_split(told, picture)}")
 
 
+HOW = {
+    "given": "given by the study",
+    "rule": "chosen by rule",
+    "measured": "measured now, and remembered",
+    "remembered": "measured before",
+}
+
+
 def show_cost(cost: Cost, rounds: int, looks: int, console: Console) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2))
-    plan = ", ".join(f"{key} {value}" for key, value in cost.plan.items())
+    ways = {(path, chunk, threads): speed for path, chunk, threads, speed in cost.speeds}
+    chosen = tuple(cost.plan[key] for key in ("path", "chunk", "threads"))
     table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round if within reach")
     table.add_row("model", f"{cost.parameters:,} parameters")
-    table.add_row("plan", plan)
+    table.add_row("plan", f"{layout(*chosen)}, bank {cost.plan['bank']}")
+    if cost.plan["precision"] != "float32" or cost.plan["graph"]:
+        table.add_row("", f"{cost.plan['precision']}{', as a CUDA graph' if cost.plan['graph'] else ''}")
+    table.add_row("", HOW[cost.how] + (f": {cost.why}" if cost.why else ""))
+    for way, speed in sorted(ways.items(), key=lambda item: -item[1]):
+        table.add_row("", f"{speed:9,.1f} clients/s  {layout(*way)}" + (", chosen" if way == chosen else ""))
+    flight = f"{size_text(cost.flight_bytes)} of {size_text(cost.memory_bytes)} allowed (plan.memory)"
+    table.add_row("in flight", f"{min(cost.plan['chunk'], cost.cohort):,} clients at once: {flight}")
     table.add_row("down", f"{megabytes(cost.down_bytes)} MB a round ({megabytes(cost.first_bytes)} while all are new)")
     table.add_row("up", f"{megabytes(cost.up_bytes)} MB a round")
     table.add_row(
@@ -70,6 +86,14 @@ def show_cost(cost: Cost, rounds: int, looks: int, console: Console) -> None:
     table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
     table.add_row("", f"{duration(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
     console.print(table)
+
+
+def layout(path: str, chunk: int, threads: int) -> str:
+    """
+    >>> layout("loop", 16, 2), layout("stacked", 8, 1)
+    ('loop, chunk 16, 2 threads', 'stacked, chunk 8, 1 thread')
+    """
+    return f"{path}, chunk {chunk}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def duration(seconds: float) -> str:

@@ -1,27 +1,31 @@
-"""How many bytes the leaves of K parcels take: in closed form on the device, or by writing those that are tight."""
+"""How many bytes the leaves of K parcels take: in closed form, or by writing those that are tight."""
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from sparing.core.parcel import Leaf, Parcel, clients, row
 from sparing.core.wire import index
-from sparing.core.wire.index import packed_size
+from sparing.core.wire.index import Number, packed_size
 from sparing.core.wire.section import CODES, write_masks, write_values
 
 POSITIONS = 1 << 25
 """Mask entries whose index sizes are worked out together."""
 
 
-def leaf_sizes(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
-    """Bytes of one leaf's values and of its indices, `[1]` or `[K]` each, a byte apiece for their codes left out."""
+def leaf_sizes(name: str, leaf: Leaf) -> tuple[Number, Number]:
+    """Bytes of one leaf's values and of its indices, a byte apiece for their codes left out.
+
+    Each is a number where it is the same for all clients and no mask is to be counted for it, else `[1]` or `[K]`.
+    """
     if leaf.tight:
         return written(name, leaf)
     shape = leaf.value.shape[1:]
     n = math.prod(shape)
-    indices = torch.zeros(1, dtype=torch.int64, device=leaf.value.device)
-    alive, count = leaf.scope, torch.full_like(indices, n)
+    indices: Number = 0
+    alive, count = leaf.scope, cast(Number, n)
     if alive is not None:
         alive = alive.expand(-1, *shape).reshape(len(alive), n)
         count = alive.sum(1)
@@ -29,7 +33,8 @@ def leaf_sizes(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
             indices = indices + index_sizes(alive).size
     for keep in leaf.keep:
         if keep.shape[1:] == shape:
-            one, count = index_sizes(keep.reshape(len(keep), n), alive, count)
+            universe = None if alive is None else count
+            one, count = index_sizes(keep.reshape(len(keep), n), alive, universe)
         else:
             one, count = index_sizes(keep.flatten(1)).size, None
         indices = indices + one
@@ -38,11 +43,13 @@ def leaf_sizes(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
         count = alive.sum(1) if count is None else count
     if leaf.value.dtype != CODES:
         return count * leaf.value.element_size(), indices
-    width = leaf.bits.to(count.device).reshape(-1).long() if isinstance(leaf.bits, Tensor) else leaf.bits
+    width = leaf.bits.reshape(-1).long() if isinstance(leaf.bits, Tensor) else leaf.bits
+    if isinstance(width, Tensor) and isinstance(count, Tensor):
+        width = width.to(count.device)
     return packed_size(count, width), indices
 
 
-def written(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
+def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
     """The same of a tight leaf: write it and see."""
     found = []
     parcel = Parcel({name: leaf}, {})
@@ -53,7 +60,7 @@ def written(name: str, leaf: Leaf) -> tuple[Tensor, Tensor]:
         found.append(
             (sum(map(len, values)) - (leaf.value.dtype == CODES), sum(map(len, masks)) - len(leaf.keep) - leaf.told)
         )
-    table = torch.tensor(found, dtype=torch.int64, device=leaf.value.device).reshape(-1, 2)
+    table = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
     value, indices = table.unbind(1)
     return value, indices
 
@@ -72,3 +79,12 @@ def index_sizes(mask: Tensor, alive: Tensor | None = None, universe: Tensor | No
         bits = some.reshape(-1) if alive is None else some.masked_select(alive[start : start + step])
         parts.append(index.sizes(bits, universe[start : start + step]))
     return index.Sizes(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def on_host(found: list[Number]) -> list[Number]:
+    """The same on the CPU; all that lies on a device comes in one copy."""
+    away = [x for x in found if isinstance(x, Tensor) and x.device.type != "cpu"]
+    if not away:
+        return found
+    here = iter(torch.cat(away).cpu().split([len(x) for x in away]))
+    return [next(here) if isinstance(x, Tensor) and x.device.type != "cpu" else x for x in found]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, clients, row
-from sparing.core.wire.count import leaf_sizes
+from sparing.core.wire.count import leaf_sizes, on_host
 from sparing.core.wire.index import Buffer, Reader, varint, varint_size
 from sparing.core.wire.section import CODES, array, read_floats, read_leaf, write_leaf
 
@@ -215,19 +215,16 @@ def nbytes(parcel: Parcel) -> Tensor:
 
 
 def sizes(parcel: Parcel) -> dict[str, Tensor]:
-    """What the bytes are spent on: value, index, scale, header, notes, each `[K]` int64."""
-    value = indices = scale = body = torch.zeros(clients(parcel), dtype=torch.int64, device=device_of(parcel))
-    for name, leaf in parcel.leaves.items():
-        a, b = leaf_sizes(name, leaf)
+    """What the bytes are spent on: value, index, scale, header, notes, each `[K]` int64 on the CPU."""
+    found = on_host([x for name, leaf in parcel.leaves.items() for x in leaf_sizes(name, leaf)])
+    value = indices = scale = body = 0
+    for i, leaf in enumerate(parcel.leaves.values()):
+        a, b = found[2 * i : 2 * i + 2]
         c = 0 if leaf.scale is None else 4 * leaf.scale.shape[1]
         one = a + b + c + len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES)
         value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one
-    notes = torch.full_like(value, 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values()))
+    notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
     body = body + varint_size(notes) + notes
     header = SHORTEST - 1 + varint_size(body) + body - value - indices - scale - notes
-    return {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
-
-
-def device_of(parcel: Parcel) -> torch.device:
-    first = next(iter(parcel.leaves.values()), None)
-    return torch.device("cpu") if first is None else first.value.device
+    spent = {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
+    return {kind: torch.as_tensor(x, dtype=torch.int64).expand(clients(parcel)) for kind, x in spent.items()}

@@ -1,0 +1,62 @@
+"""K matrices known as products of thin ones, formed only where somebody looks at their entries.
+
+Few steps of local training on few samples add a matrix of low rank to a dense layer. A mean over clients needs one
+product of all their factors and no client's matrix, so `core.fold` asks for that; to everything else a `Product` is a
+tensor like any other, formed at the first operation on it.
+
+    >>> x = Product(torch.ones(3, 1, 2), torch.ones(3, 1, 4))
+    >>> x.shape, x.whole is None, float((x + 1).sum()), x.whole is None
+    (torch.Size([3, 2, 4]), True, 48.0, False)
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Product(Tensor):
+    """`left.mT @ right` for each of K clients."""
+
+    left: Tensor  # [K, r, out]
+    right: Tensor  # [K, r, in]
+    whole: Tensor | None  # [K, out, in], once formed
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, left: Tensor, right: Tensor) -> "Product":
+        shape = (left.shape[0], left.shape[2], right.shape[2])
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=left.dtype, device=left.device)
+        self.left, self.right, self.whole = left, right, None
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*formed(args), **formed(kwargs or {}))
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return formed(self).numpy(force=force)
+
+    def tolist(self) -> Any:
+        return formed(self).tolist()
+
+    def at_most(self) -> Tensor:
+        """No entry is larger than this; NaN or infinity if a factor has one."""
+        ends = [torch.stack(torch.aminmax(x)).abs().amax().double() for x in (self.left, self.right)]
+        return ends[0] * ends[1] * self.left.shape[1]
+
+    def weighted(self, weight_K: Tensor) -> Tensor:
+        """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
+        left = self.left * weight_K.to(self.left)[:, None, None]
+        return (left.flatten(0, 1).T @ self.right.flatten(0, 1))[None]
+
+
+def formed(x: Any) -> Any:
+    """The same with every product in it formed."""
+    if isinstance(x, Product):
+        x.whole = torch.bmm(x.left.mT, x.right) if x.whole is None else x.whole
+        return x.whole
+    if isinstance(x, dict):
+        return {name: formed(part) for name, part in x.items()}
+    return type(x)(map(formed, x)) if type(x) in (list, tuple) else x

@@ -1,0 +1,143 @@
+"""A working copy's layers turned into those of this folder, where they fit."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sparing.task.gpu.convolve import Convolution, Taps
+from sparing.task.gpu.dense import Dense
+from sparing.task.gpu.drop import Drop
+from sparing.task.gpu.pool import Pool
+from sparing.task.keyed import KeyedDropout, Step
+
+DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
+"""How kernels multiply float32; bf16 they multiply as it is."""
+
+
+class Past:
+    """What dense layers whose weights are not formed look at and leave behind, in one step of one client.
+
+    By the name of the layer: inputs `[visits, in]`, moves `[visits, out]` and a probe `[B, out]` of zeros; and in
+    `saw` what went in.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self.saw: dict[str, Tensor] = {}
+
+
+class GpuConv(nn.Conv2d):
+    taps: Taps
+    dots: str
+
+    def forward(self, input: Tensor) -> Tensor:
+        return Convolution.apply(input.to(self.weight.dtype), self.weight, self.bias, self.taps, self.dots)  # type: ignore[return-value]
+
+
+class GpuPool(nn.MaxPool2d):
+    relu: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        return Pool.apply(input, self.kernel_size, self.relu)  # type: ignore[return-value]
+
+
+class GpuDropout(nn.Dropout):
+    step: Step
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return input
+        self.step.draws += 1
+        return Drop.apply(input, self.step.key, self.step.draws, self.p)  # type: ignore[return-value]
+
+
+class GpuDense(nn.Linear):
+    past: Past
+    name: str
+    dots: str
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = input.to(self.weight.dtype)
+        if self.name not in self.past.of:
+            return F.linear(input, self.weight, self.bias)
+        self.past.saw[self.name] = input
+        z = Dense.apply(input, self.weight, *self.past.of[self.name], self.dots)
+        return z if self.bias is None else z + self.bias  # type: ignore[return-value]
+
+
+def quicken(module: nn.Module, precision: str) -> Past:
+    """Turn the layers of this working copy into the ones above."""
+    past, dots = Past(), DOTS[precision]
+    join(module)
+    for name, layer in module.named_modules():
+        if fits_conv(layer):
+            relu = getattr(layer, "relu", False)
+            turn(layer, GpuConv, taps=Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], relu), dots=dots)
+        elif fits_pool(layer):
+            turn(layer, GpuPool, relu=getattr(layer, "relu", False))
+        elif type(layer) is KeyedDropout:
+            turn(layer, GpuDropout)
+        elif type(layer) is nn.Linear:
+            turn(layer, GpuDense, past=past, name=name, dots=dots)
+    return past
+
+
+def join(module: nn.Module) -> None:
+    """A ReLU right behind a convolution or before a pool becomes part of it."""
+    for chain in [part for part in module.modules() if type(part) is nn.Sequential]:
+        layers = list(chain)
+        for i, layer in enumerate(layers):
+            if type(layer) is not nn.ReLU or hooked(layer):
+                continue
+            before, after = layers[i - 1] if i else None, layers[i + 1] if i + 1 < len(layers) else None
+            host = after if fits_pool(after) else before if fits_conv(before) else None
+            if host is not None:
+                object.__setattr__(host, "relu", True)
+                chain[i] = nn.Identity()
+
+
+def turn(layer: nn.Module, into: type, **about: Any) -> None:
+    layer.__class__ = into
+    for name, value in about.items():
+        object.__setattr__(layer, name, value)
+
+
+def hooked(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
+
+
+def fits_conv(layer: Any) -> bool:
+    """Square, equally padded with zeros, in one group."""
+    if type(layer) is not nn.Conv2d or layer.groups != 1 or layer.padding_mode != "zeros" or hooked(layer):
+        return False
+    if isinstance(layer.padding, str) or set(layer.dilation) != {1}:
+        return False
+    same = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
+    return same and layer.padding[0] < layer.kernel_size[0]
+
+
+def fits_pool(layer: Any) -> bool:
+    """Windows that do not overlap and lie inside."""
+    if type(layer) is not nn.MaxPool2d or not isinstance(layer.kernel_size, int) or hooked(layer):
+        return False
+    plain = layer.padding == 0 and layer.dilation == 1 and not layer.ceil_mode and not layer.return_indices
+    return plain and layer.stride in (layer.kernel_size, None)
+
+
+@torch.no_grad()
+def used_once(module: nn.Module, x: Tensor) -> set[str]:
+    """Names of dense layers that one forward goes through exactly once, with rows of numbers."""
+    calls: dict[str, list[int]] = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args, name=name: calls.setdefault(name, []).append(args[0].ndim))
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    was = module.training
+    module.eval()(x)
+    module.train(was)
+    for hook in hooks:
+        hook.remove()
+    return {name for name, seen in calls.items() if seen == [2]}

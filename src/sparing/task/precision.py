@@ -1,0 +1,21 @@
+"""How exactly a GPU multiplies."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def precise(precision: str) -> Iterator[None]:
+    """float32 as it is written, or with the 10 bits of TF32 in every factor ("tf32", "bf16")."""
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = precision != "float32"
+        yield
+    finally:
+        for backend, was in zip(backends, before, strict=True):
+            backend.allow_tf32 = was
