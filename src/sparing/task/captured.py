@@ -21,10 +21,9 @@ from sparing.core.tree import Grown, Tree
 from sparing.task.augment import augmented
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
-from sparing.task.implicit import is_plain
 from sparing.task.losses import Loss, each
-from sparing.task.optim import Beside, Memory, factor_pairs, fresh, update
-from sparing.task.schedule import Plan, plan_of, reported
+from sparing.task.optim import Beside, Memory, factor_pairs, fresh, is_plain, update
+from sparing.task.schedule import Plan, in_order, plan_of, reported
 from sparing.task.stacked import refuse_unstackable
 from sparing.task.working import trained, working_copy
 
@@ -99,11 +98,6 @@ def roomy(steps: int) -> int:
     """
     unit = 1 << max(0, steps.bit_length() - 3)
     return -(-steps // unit) * unit
-
-
-def in_order(plan: Plan) -> bool:
-    """Whether the rows stand as in ctx.ids."""
-    return plan.order.tolist() == list(range(len(plan.order)))
 
 
 class Dense(NamedTuple):

@@ -23,7 +23,8 @@ from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
-from sparing.task.schedule import plan_of, reported
+from sparing.task.optim import is_plain
+from sparing.task.schedule import in_order, plan_of, reported
 from sparing.task.working import Working, trained, working_copy
 
 PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
@@ -59,11 +60,6 @@ def is_alone(layer: nn.Module) -> bool:
 def every_phase(local: Local) -> tuple[Phase, ...]:
     """Of both models that a client may train, and of tuning."""
     return (*local.phases, *local.second, *(local.tune(local.phases) if local.tune else ()))
-
-
-def is_plain(phase: Phase) -> bool:
-    added = phase.momentum or phase.weight_decay or phase.prox or phase.correct or phase.frobenius or phase.holds
-    return phase.optimiser == "sgd" and phase.clip is None and not added
 
 
 def chain(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
@@ -171,7 +167,7 @@ def train_phase(
             remember(dense, h.detach(), grad, m, past, phase.lr)
         seen[t, :m] = values.detach()
         past += width
-    back = None if torch.equal(plan.order, torch.arange(len(plan.order))) else order.argsort()
+    back = None if in_order(plan) else order.argsort()
     added: Tree = {}
     for _, dense in layers:
         if dense is not None:

@@ -22,6 +22,12 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
 
 
+def is_plain(phase: Phase) -> bool:
+    """Whether a step is W -= lr * gradient and nothing else."""
+    more = phase.momentum, phase.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
+    return phase.optimiser == "sgd" and phase.clip is None and not any(more)
+
+
 class Aside(NamedTuple):
     """Trees that steer training from the side, leaves `[K, *shape]` or `[1, *shape]`."""
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.core.protocols import Phase
+from sparing.task.optim import is_plain
 
 LARGE = 1 << 18
 """Weights from which on it pays, measured on one core: a tenth to a quarter less time from here on, none below."""
@@ -64,12 +65,6 @@ def recast_dense(model: nn.Module) -> list[OuterLinear]:
 
 def is_large(weight: Tensor) -> bool:
     return isinstance(weight, nn.Parameter) and weight.numel() >= LARGE
-
-
-def is_plain(phase: Phase) -> bool:
-    """Whether a step is W -= lr * gradient and nothing else."""
-    more = phase.momentum, phase.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
-    return phase.optimiser == "sgd" and phase.clip is None and not any(more)
 
 
 def ready(layers: list[OuterLinear], phase: Phase) -> list[OuterLinear]:

@@ -68,6 +68,11 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
     )
 
 
+def in_order(plan: Plan) -> bool:
+    """Whether the rows stand as in ctx.ids."""
+    return plan.order.tolist() == list(range(len(plan.order)))
+
+
 def visited(shuffles: Tensor, n_K: Tensor, each_K: Tensor, steps_K: Tensor, batch: int, device: torch.device) -> Tensor:
     """Sample numbers `[S, K, batch]`; places that a batch does not fill repeat its first sample."""
     epochs_K = -(-steps_K // each_K)
