@@ -9,6 +9,7 @@ tensor like any other, formed at the first operation on it.
     (torch.Size([3, 2, 4]), True, 48.0, False)
 """
 
+import math
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 
 class Product(Tensor):
-    """`left.mT @ right` for each of K clients."""
+    """`left.mT @ right` for each of K clients, in float32 where the factors are in bfloat16."""
 
     left: Tensor  # [K, r, out]
     right: Tensor  # [K, r, in]
@@ -27,7 +28,8 @@ class Product(Tensor):
     @staticmethod
     def __new__(cls, left: Tensor, right: Tensor) -> "Product":
         shape = (left.shape[0], left.shape[2], right.shape[2])
-        self = Tensor._make_wrapper_subclass(cls, shape, dtype=left.dtype, device=left.device)
+        dtype = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
+        self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=left.device)
         self.left, self.right, self.whole = left, right, None
         return self
 
@@ -43,20 +45,39 @@ class Product(Tensor):
 
     def at_most(self) -> Tensor:
         """No entry is larger than this; NaN or infinity if a factor has one."""
-        ends = [torch.stack(torch.aminmax(x)).abs().amax().double() for x in (self.left, self.right)]
-        return ends[0] * ends[1] * self.left.shape[1]
+        left, right = (largest(x).double() for x in (self.left, self.right))
+        return left * right * self.left.shape[1]
 
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
-        left = self.left * weight_K.to(self.left)[:, None, None]
-        return (left.flatten(0, 1).T @ self.right.flatten(0, 1))[None]
+        left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)
+        right = self.right.flatten(0, 1)
+        if right.dtype != torch.bfloat16:
+            return (left.T @ right)[None]
+        high, middle = left.bfloat16(), (left - left.bfloat16().float()).bfloat16()
+        low = (left - high.float() - middle.float()).bfloat16()  # three times 8 bits are all of a float32
+        parts = multiplied(torch.cat([high, middle, low], 1).T[None], right[None])
+        return parts.view(3, -1, right.shape[1]).sum(0, keepdim=True)
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude, NaN if there is one."""
+    if x.is_cuda:
+        return torch.linalg.vector_norm(x, math.inf)
+    return torch.stack(torch.aminmax(x)).abs().amax()
 
 
 def formed(x: Any) -> Any:
     """The same with every product in it formed."""
     if isinstance(x, Product):
-        x.whole = torch.bmm(x.left.mT, x.right) if x.whole is None else x.whole
+        x.whole = multiplied(x.left.mT, x.right) if x.whole is None else x.whole
         return x.whole
     if isinstance(x, dict):
         return {name: formed(part) for name, part in x.items()}
     return type(x)(map(formed, x)) if type(x) in (list, tuple) else x
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    if a.dtype != torch.bfloat16:
+        return torch.bmm(a, b)
+    return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())

@@ -1,14 +1,16 @@
 """A working copy's layers turned into those of this folder, where they fit."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.task.gpu.convolve import Convolution, Taps
+from sparing.task.gpu.convolve import Convolution
 from sparing.task.gpu.dense import Dense
 from sparing.task.gpu.drop import Drop
+from sparing.task.gpu.gather import Taps
 from sparing.task.gpu.pool import Pool
 from sparing.task.keyed import KeyedDropout, Step
 
@@ -19,11 +21,12 @@ DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
 class Past:
     """What dense layers whose weights are not formed look at and leave behind, in one step of one client.
 
-    By the name of the layer: inputs `[visits, in]`, moves `[visits, out]` and a probe `[B, out]` of zeros; and in
-    `saw` what went in.
+    By the name of the layer: inputs `[visits, in]`, moves `[visits, out]` and a probe `[B, out]` of zeros; in `step`
+    how many steps were before; and in `saw` what went in.
     """
 
     def __init__(self) -> None:
+        self.step = torch.zeros(1, dtype=torch.int64)
         self.of: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
         self.saw: dict[str, Tensor] = {}
 
@@ -38,9 +41,10 @@ class GpuConv(nn.Conv2d):
 
 class GpuPool(nn.MaxPool2d):
     relu: bool
+    flat: bool
 
     def forward(self, input: Tensor) -> Tensor:
-        return Pool.apply(input, self.kernel_size, self.relu)  # type: ignore[return-value]
+        return Pool.apply(input, self.kernel_size, self.relu, self.flat)  # type: ignore[return-value]
 
 
 class GpuDropout(nn.Dropout):
@@ -63,7 +67,7 @@ class GpuDense(nn.Linear):
         if self.name not in self.past.of:
             return F.linear(input, self.weight, self.bias)
         self.past.saw[self.name] = input
-        z = Dense.apply(input, self.weight, *self.past.of[self.name], self.dots)
+        z = Dense.apply(input, self.weight, *self.past.of[self.name], self.past.step, self.dots)
         return z if self.bias is None else z + self.bias  # type: ignore[return-value]
 
 
@@ -73,10 +77,10 @@ def quicken(module: nn.Module, precision: str) -> Past:
     join(module)
     for name, layer in module.named_modules():
         if fits_conv(layer):
-            relu = getattr(layer, "relu", False)
-            turn(layer, GpuConv, taps=Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], relu), dots=dots)
+            joined = [getattr(layer, name, False) for name in ("relu", "zeroed", "zeroes")]
+            turn(layer, GpuConv, taps=Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], *joined), dots=dots)
         elif fits_pool(layer):
-            turn(layer, GpuPool, relu=getattr(layer, "relu", False))
+            turn(layer, GpuPool, relu=getattr(layer, "relu", False), flat=getattr(layer, "flat", False))
         elif type(layer) is KeyedDropout:
             turn(layer, GpuDropout)
         elif type(layer) is nn.Linear:
@@ -85,17 +89,28 @@ def quicken(module: nn.Module, precision: str) -> Past:
 
 
 def join(module: nn.Module) -> None:
-    """A ReLU right behind a convolution or before a pool becomes part of it."""
+    """A ReLU right behind a convolution or before a pool becomes part of it; layers learn what comes next to them."""
     for chain in [part for part in module.modules() if type(part) is nn.Sequential]:
         layers = list(chain)
-        for i, layer in enumerate(layers):
-            if type(layer) is not nn.ReLU or hooked(layer):
-                continue
-            before, after = layers[i - 1] if i else None, layers[i + 1] if i + 1 < len(layers) else None
-            host = after if fits_pool(after) else before if fits_conv(before) else None
-            if host is not None:
-                object.__setattr__(host, "relu", True)
+        for i, (layer, after) in enumerate(pairwise([*layers, None])):
+            before = layers[i - 1] if i else None
+            if type(layer) is nn.ReLU and not hooked(layer):
+                host = after if fits_pool(after) else before if fits_conv(before) else None
+                if host is None:
+                    continue
+                tell(host, "relu")
                 chain[i] = nn.Identity()
+                if host is before and fits_conv(after):
+                    tell(before, "zeroed")
+                    tell(after, "zeroes")
+            elif fits_pool(layer):
+                rest = [x for x in layers[i + 1 :] if type(x) is not KeyedDropout]
+                if rest and type(rest[0]) is nn.Flatten:
+                    tell(layer, "flat")
+
+
+def tell(layer: Any, what: str) -> None:
+    object.__setattr__(layer, what, True)
 
 
 def turn(layer: nn.Module, into: type, **about: Any) -> None:

@@ -1,0 +1,270 @@
+"""One step of K clients on a GPU, recorded as a CUDA graph: all that it reads and writes stays at its place in memory.
+
+A replay needs nothing from the host: which step it is stands in a tensor, samples are gathered and dropout is drawn on
+the device. What is trained stands in one row of numbers, so that it is rounded and moved by one operation. Dense layers
+in which a client visits few samples are trained as in `task.implicit`: their weights are formed once, at the end.
+"""
+
+from typing import Any, NamedTuple
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from sparing.core.product import Product
+from sparing.core.protocols import Phase
+from sparing.core.tree import Grown, Tree
+from sparing.task.augment import augmented
+from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
+from sparing.task.losses import Loss, cross_entropy, each
+from sparing.task.optim import Beside, Memory, factor_pairs, fresh, is_plain, update
+from sparing.task.schedule import Plan, in_order
+from sparing.task.stacked import refuse_unstackable
+from sparing.task.working import trained, working_copy
+
+VISITS = 256
+"""Samples that the kernels of dense layers can look back on."""
+
+
+class Dense(NamedTuple):
+    """A dense layer whose weights are not formed."""
+
+    weight: Tensor  # [1 or K, out, in] at the start
+    inputs: Tensor  # [K, visits, in]
+    moves: Tensor  # [K, visits, out], zero where nothing was visited yet
+    probe: Tensor  # [K, B, out] zeros, whose gradient is that of the output
+
+
+class Recording:
+    """Room for K clients and so many steps; the plan and the state only say what they look like."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, data: Clients, phase: Phase, static: bool, plan: Plan, k: int, steps: int,
+        padded: bool, state: Tree, device: torch.device, precision: str,
+    ) -> None:  # fmt: skip
+        from sparing.task.gpu.layers import quicken, used_once
+
+        self.work = working_copy(model, device, stacked=True, static=static)
+        refuse_unstackable(self.work.module)
+        self.loss, self.data, self.phase, self.k, self.steps = loss, data, phase, k, steps
+        self.half = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.width = plan.places.shape[2]
+        once = used_once(self.work.module, prepared(data.x[:2]).to(device)) if is_plain(phase) else set()
+        self.past = quicken(self.work.module, precision)
+        names, visits = trained(self.work, phase), steps * self.width
+        self.dense = {
+            name: Dense(
+                torch.zeros(room(state[f"{name}.weight"], k), dtype=self.half, device=device),
+                torch.zeros(k, visits, layer.in_features, dtype=self.half, device=device),
+                torch.zeros(k, visits, layer.out_features, dtype=self.half, device=device),
+                torch.zeros(k, self.width, layer.out_features, dtype=self.half, device=device),
+            )
+            for name, layer in self.work.module.named_modules()
+            if isinstance(layer, nn.Linear) and name in once and self.pays(name, layer, visits, names)
+        }
+        skipped = {f"{name}.weight" for name in self.dense}
+        kept = {name: x for name, x in self.work.state.items() if name not in skipped}
+        names = [name for name in names if name not in skipped]
+        names.sort(key=lambda name: kept[name].numel() * k % 8 > 0)  # so that most begin at a multiple of 16 bytes
+        self.shapes = {name: kept[name].shape for name in names}
+        self.others = {
+            name: torch.empty(k, *x.shape, dtype=x.dtype, device=device)
+            for name, x in kept.items()
+            if name not in names
+        }
+        self.buffers = [name for name in self.others if not isinstance(kept[name], nn.Parameter)]
+        total = sum(shape.numel() for shape in self.shapes.values())
+        self.flat, self.added = (torch.zeros(k * total, device=device) for _ in range(2))
+        self.base = {name: torch.zeros(room(state[name], k), device=device) for name in names}
+        rows = list(self.rows(self.flat).values())
+        self.memory: Memory = fresh(phase, rows)
+        self.pairs = factor_pairs(names)
+        self.t = self.past.step = torch.zeros(1, dtype=torch.int64, device=device)
+        self.places = torch.zeros(steps, k, self.width, dtype=torch.int64, device=device)
+        self.real = torch.ones(steps, k, self.width, dtype=torch.bool, device=device) if padded else None
+        self.keys, self.views = (torch.zeros(steps, k, dtype=torch.int64, device=device) for _ in range(2))
+        self.seen = torch.zeros(steps, k, device=device)
+        self.given: list[Any] = []
+        self.load(state, plan)
+        self.first = self.record(lambda: (self.begin(), self.step()))
+        self.later = self.record(self.step)
+        self.last = self.record(self.end)
+
+    def pays(self, name: str, layer: nn.Linear, visits: int, names: list[str]) -> bool:
+        whole = list(self.work.alias.values()).count(f"{name}.weight") == 1 and f"{name}.weight" in names
+        small = visits * (layer.in_features + layer.out_features) < layer.in_features * layer.out_features
+        return whole and small and visits <= VISITS
+
+    def rows(self, flat: Tensor) -> Tree:
+        """What is trained, `[K, *shape]` each, as it stands in such a row; channels of convolutions stand last."""
+        parts = flat.split([self.k * shape.numel() for shape in self.shapes.values()])
+        return {
+            name: part.view(self.k, shape[0], *shape[2:], shape[1]).movedim(-1, 2)
+            if len(shape) == 4
+            else part.view(self.k, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def differences(self, flat: Tensor) -> Tree:
+        """The same for what was added, in the usual order of axes."""
+        parts = flat.split([self.k * shape.numel() for shape in self.shapes.values()])
+        return {name: part.view(self.k, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def record(self, what: Any) -> torch.cuda.CUDAGraph:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                self.t.zero_()
+                what()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        self.t.zero_()
+        with torch.cuda.graph(graph):
+            what()
+        return graph
+
+    def load(self, state: Tree, plan: Plan) -> None:
+        """Everything that the host brings for these clients."""
+        even, steps, k = in_order(plan), len(plan.alive), len(plan.order)
+        order = None if even else plan.order.to(self.t.device, non_blocking=True)
+
+        def fill(into: Tensor, x: Tensor) -> None:
+            if into.shape[0] == 1:
+                into.copy_(x)
+            else:
+                into[:k].copy_(x if order is None or x.shape[0] == 1 else x[order])
+
+        for name, x in (self.base | self.others).items():
+            fill(x, state[name])
+        for name, dense in self.dense.items():
+            fill(dense.weight, state[f"{name}.weight"])
+        self.places[:steps, :k].copy_(plan.places, non_blocking=True)
+        self.keys[:steps, :k].copy_(plan.keys, non_blocking=True)
+        if self.data.augment:
+            self.views[:steps, :k].copy_(plan.views, non_blocking=True)
+        if self.real is not None:
+            self.real[:steps, :k].copy_(plan.real, non_blocking=True)
+
+    def play(self, state: Tree, plan: Plan) -> tuple[Grown, Tensor]:
+        """All steps of these clients: the models after, in the order of ctx.ids; the losses `[S, K]` in the plan's."""
+        for product in (product() for product in self.given):
+            if product is not None:  # somebody still has what is overwritten now
+                product.left, product.right = product.left.clone(), product.right.clone()
+        self.load(state, plan)
+        self.first.replay()
+        for _ in plan.alive[1:]:
+            self.later.replay()
+        self.last.replay()
+        k, visits = len(plan.order), len(plan.alive) * self.width
+        back = slice(k) if in_order(plan) else plan.order.argsort().to(self.t.device, non_blocking=True)
+        added = {name: x[back] for name, x in self.differences(self.added.clone()).items()}
+        added |= {name: x[back] - state[name] for name, x in self.others.items()}
+        for name, dense in self.dense.items():
+            added[f"{name}.weight"] = Product(dense.moves[back, :visits], dense.inputs[back, :visits])
+        self.given = [ref(added[f"{name}.weight"]) for name in self.dense]
+        added = {name: added[own] for name, own in self.work.alias.items()}
+        start = {name: state[own] for name, own in self.work.alias.items()}
+        return Grown(start, added), self.seen[: len(plan.alive), :k].clone()
+
+    def begin(self) -> None:
+        for name, x in self.rows(self.flat).items():
+            x.copy_(self.base[name])
+        for x in (*(x for tensors in self.memory.values() for x in tensors), *(d.moves for d in self.dense.values())):
+            x.zero_()
+        self.t.zero_()
+
+    def end(self) -> None:
+        into = self.differences(self.added)
+        for name, x in self.rows(self.flat).items():
+            torch.sub(x, self.base[name], out=into[name])
+
+    def step(self) -> None:
+        from sparing.task.gpu.dense import put
+
+        at = self.places.index_select(0, self.t)[0]
+        real = None if self.real is None else self.real.index_select(0, self.t)[0]
+        keys = self.keys.index_select(0, self.t)[0]
+        samples = prepared(self.data.x[at])
+        if self.data.augment:
+            samples = augmented(samples, self.views.index_select(0, self.t)[0], self.data.augment)
+        grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
+        if is_plain(self.phase):
+            self.flat.add_(torch.cat([in_memory(grads[name]) for name in self.shapes]), alpha=-self.phase.lr)
+        else:
+            rows = list(self.rows(self.flat).values())
+            grads = [grads[name].float() for name in self.shapes]
+            update(self.phase, 0, rows, grads, Beside([], [], []), self.memory, self.pairs, stacked=True)
+        for name, dense in self.dense.items():
+            put(moves[name], dense.moves, self.t, -self.phase.lr)
+            put(saw[name], dense.inputs, self.t, 1.0)
+        for name, x in changed.items():
+            self.others[name].copy_(x)
+        self.seen.index_copy_(0, self.t, values[None].float())
+        self.t.add_(1)
+
+    def given_as(self, samples: Tensor) -> Tensor:
+        """In the numbers and the order of axes that the first layer reads."""
+        if not samples.is_floating_point():
+            return samples
+        if samples.ndim != 5:
+            return samples.to(self.half)
+        k = samples.shape[0]
+        return samples.flatten(0, 1).to(self.half, memory_format=torch.channels_last).unflatten(0, (k, -1))
+
+    def differentiated(self, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple:
+        work, past = self.work, self.past
+
+        def forward(
+            params: Tree,
+            probes: Tree,
+            rest: Tree,
+            weights: Tree,
+            pasts: dict,
+            x: Tensor,
+            y: Tensor,
+            real: Any,
+            key: Any,
+        ) -> tuple[Tensor, tuple[Tree, Tree]]:
+            work.step.begin(key, real)
+            past.of = {name: (*pasts[name], probes[name]) for name in pasts}
+            past.saw = {}
+            beside = {n: v if n in self.buffers else v.to(self.half) for n, v in rest.items()}
+            state = {**params, **beside, **weights}
+            losses = self.losses(functional_call(work.module, state, (x,)), y)
+            total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum().clamp(min=1)
+            return total, ({n: v.detach() for n, v in past.saw.items()}, {n: state[n].detach() for n in self.buffers})
+
+        params = self.rows(self.flat.to(self.half))
+        probes = {name: d.probe for name, d in self.dense.items()}
+        weights = {f"{name}.weight": d.weight for name, d in self.dense.items()}
+        own = {name: w if w.shape[0] > 1 else w[0] for name, w in weights.items()}
+        where = {name: 0 if w.shape[0] > 1 else None for name, w in weights.items()}
+        pasts = {name: (d.inputs, d.moves) for name, d in self.dense.items()}
+        axes: Any = (0, 0, 0, where, 0, 0, 0, None if real is None else 0, 0)
+        with torch.enable_grad():
+            one: Any = grad_and_value(forward, argnums=(0, 1), has_aux=True)
+            (grads, moves), (values, (saw, changed)) = vmap(one, in_dims=axes, randomness="error")(
+                params, probes, self.others, own, pasts, x, y, real, keys
+            )
+        work.step.begin(None)
+        return grads, moves, values, saw, changed
+
+    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+        from sparing.task.gpu.entropy import Entropy
+
+        if self.loss is cross_entropy and y.ndim == 1 and output.ndim == 2:
+            return Entropy.apply(output, y)  # type: ignore[return-value]
+        return each(self.loss, output.float(), y)
+
+
+def room(x: Tensor, k: int) -> tuple[int, ...]:
+    """The shape of a leaf with room for k clients; one that all share keeps one row."""
+    return (1 if x.shape[0] == 1 else k, *x.shape[1:])
+
+
+def in_memory(grad: Tensor) -> Tensor:
+    """A gradient `[K, *shape]` as a row of numbers, channels of convolutions last."""
+    return (grad.movedim(2, -1) if grad.ndim == 5 else grad).reshape(-1)
