@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.fold import Collect, Grid, Roll, sound
+from sparing.core.fold import Collect
 from sparing.core.protocols import Arrival
+from sparing.core.reach import Grid
+from sparing.core.roll import Roll, sound
 from sparing.parts import robust
 from sparing.parts.bound import norm_bound
 from support import make_ctx, random_tree, small_layout

@@ -11,13 +11,18 @@ class Cover:
         self.mask: Tensor | None = None  # the one mask [1, *shape] every voter had; None: everywhere
         self.total: Tensor | None = None  # the weight behind it; None: nobody voted yet
         self.dense: Tensor | None = None  # [1, *shape] float64, once masks differ
+        self.positive = False  # somebody's weight is known to be
 
-    def add(self, scope: Tensor | None, share_K: Tensor) -> None:
-        """K voters with their scope, `[K or 1, *shape]` or None for everywhere."""
+    def add(self, scope: Tensor | None, share_K: Tensor, total: Tensor, positive: bool) -> None:
+        """K voters with their scope, `[K or 1, *shape]` or None for everywhere, and the sum of their shares.
+
+        `positive`: that is known to be above zero.
+        """
+        self.positive |= positive
         if scope is None or scope.shape[0] == 1:
-            return self.join(scope, share_K.sum())
+            return self.join(scope, total)
         if bool((scope == scope[:1]).all()):
-            return self.join(scope[:1], share_K.sum())
+            return self.join(scope[:1], total)
         dense = self.spread(scope)
         for k, share in enumerate(share_K.tolist()):
             dense.add_(scope[k : k + 1], alpha=share)
@@ -40,6 +45,7 @@ class Cover:
         return self.dense
 
     def merge(self, other: "Cover") -> "Cover":
+        self.positive |= other.positive
         if other.dense is not None:
             self.dense = self.spread(other.dense) + other.dense
         elif other.total is not None:
@@ -48,8 +54,9 @@ class Cover:
 
     def votes(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight per coordinate, broadcastable to what was voted on, and where it is positive (None: everywhere)."""
-        if self.dense is None and self.mask is None and self.total is not None and bool(self.total > 0):
-            return self.total, None
+        total = self.total if self.dense is None and self.mask is None else None
+        if total is not None and (self.positive or bool(total > 0)):
+            return total, None
         votes = self.dense
         if votes is None:
             assert self.total is not None

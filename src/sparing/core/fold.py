@@ -16,146 +16,28 @@ import torch
 from torch import Tensor
 
 from sparing.core.cover import Cover
-from sparing.core.errors import TrainingError
+from sparing.core.gpu import ready
+from sparing.core.keys import Ctx
+from sparing.core.later import Doubts, Judge, doubt
 from sparing.core.product import Product
 from sparing.core.protocols import Arrival, Blended
-from sparing.core.tree import Tree, flat, take
+from sparing.core.reach import Grid, beyond
+from sparing.core.roll import Roll
+from sparing.core.tree import Tree
 
 BLOCK = 1 << 16
 FEW = 1 << 15  # values of all clients up to which the number of operations is what costs
-REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
-COUNTS = 2.0**32  # largest update of an integer tensor
-WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
 
 
-class Grid:
-    """What all partial sums of one round agree on: the largest update of each tensor, and the scale of weights."""
-
-    def __init__(self, model: Tree, total_weight: float):
-        self.scale = power_above(total_weight)
-        self.device = next((x.device for x in model.values()), torch.device("cpu"))
-        self.limit = {name: reach(x, size) for (name, x), size in zip(model.items(), sizes_of(model), strict=True)}
-
-    def shares(self, weight_K: Tensor, ids: list[int]) -> Tensor:
-        """Weights as parts of the scale, on a grid of their own, so that sums of weights are exact too; on the CPU."""
-        weight_K = weight_K.cpu()
-        bad = ~((weight_K >= 0) & (weight_K <= self.scale))
-        if bool(bad.any()):
-            k = int(bad.nonzero()[0])
-            raise TrainingError(
-                f"client {ids[k]} was given weight {float(weight_K[k]):.3g}; weights lie between 0 and "
-                f"{self.scale:.3g}, what a cohort may add up to: check the samples it reported and the weighting"
-            )
-        return torch.round(weight_K.double() / self.scale / WEIGHT_GRID) * WEIGHT_GRID
-
-    def check(self, arrival: Arrival) -> None:
-        """Every update must be finite and within the grid."""
-        for (name, update), size in zip(arrival.update.items(), sizes_of(arrival.update), strict=True):
-            if not size <= self.limit[name]:
-                self.refuse(name, update, arrival)
-
-    def refuse(self, name: str, update: Tensor, arrival: Arrival) -> None:
-        sizes = [size_of(x) for x in update]  # of a product it was a bound that was too high
-        for k in (k for k, size in enumerate(sizes) if not size <= self.limit[name]):
-            raise TrainingError(
-                f"client {int(arrival.ctx.ids[k])} sent an update of size {sizes[k]:.3g} for {name!r} in round "
-                f"{arrival.ctx.round}, beyond {self.limit[name]:.3g}; lower local.lr or set local.clip"
-            )
-
-
-def sizes_of(tree: Tree) -> list[float]:
-    """The largest magnitude of each tensor, or a bound on it; a device is waited for once."""
-    return torch.stack([bound(x) for x in tree.values()]).tolist() if tree else []
-
-
-def size_of(x: Tensor) -> float:
-    return float(bound(x))
-
-
-def bound(x: Tensor) -> Tensor:
-    """The largest magnitude, of a product no less than it; NaN if there is one, since min and max carry it along."""
-    if isinstance(x, Product):
-        return x.at_most() if x.whole is None else bound(x.whole)
-    if not x.numel():
-        return torch.zeros((), dtype=torch.float64, device=x.device)
-    if x.is_cuda and x.is_floating_point():
-        return torch.linalg.vector_norm(x, math.inf).double()
-    low, high = torch.aminmax(x)
-    return torch.maximum(-low.double(), high.double())
-
-
-def power_above(x: float) -> float:
-    return 2.0 ** math.ceil(math.log2(max(x, 1.0)))
-
-
-def reach(x: Tensor, size: float) -> float:
-    """The largest update of a tensor of such values."""
-    return REACH * power_above(size) if x.is_floating_point() else COUNTS
-
-
-class Roll:
-    """Who arrived, with which weight, and the scalars watched on the way: by id, reduced in id order at the end."""
-
-    def __init__(self) -> None:
-        self.weight: dict[int, float] = {}
-        self.seen: dict[int, dict[str, Tensor]] = {}
-        self.refused = 0  # arrivals that a lenient blend left out
-
-    def add(self, ids: list[int], share_K: Tensor, seen: dict[str, Tensor]) -> None:
-        self.refuse_twice(ids)
-        for k, (i, share) in enumerate(zip(ids, share_K.tolist(), strict=True)):
-            self.weight[i] = share
-            self.seen[i] = {name: x[k] for name, x in seen.items()}
-
-    def merge(self, other: "Roll") -> None:
-        self.refuse_twice(sorted(other.weight))
-        self.weight |= other.weight
-        self.seen |= other.seen
-        self.refused += other.refused
-
-    def refuse_twice(self, ids: list[int]) -> None:
-        known = set(self.weight)
-        for i in ids:
-            if i in known:
-                raise TrainingError(f"client {i} arrived twice in one round; each client counts once")
-            known.add(i)
-
-    def in_order(self, device: torch.device) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """(ids, weights, scalars), all in id order."""
-        ids = sorted(self.weight)
-        if not ids:
-            raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
-        weight = torch.tensor([self.weight[i] for i in ids], dtype=torch.float64)
-        if float(weight.sum()) > 2:
-            raise TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")
-        seen = {name: torch.stack([self.seen[i][name] for i in ids]) for name in self.seen[ids[0]]}
-        return torch.tensor(ids).to(device, non_blocking=True), weight.to(device, non_blocking=True), seen
-
-
-def sound(arrival: Arrival, grid: Grid, roll: Roll) -> Arrival:
-    """Without the clients that sent something not finite or beyond the grid; they are counted."""
-    fine_K = torch.ones_like(arrival.ctx.ids, dtype=torch.bool)
-    for name, x in arrival.update.items():
-        if x.numel():
-            low, high = torch.aminmax(flat(x), dim=1)
-            fine_K &= (low >= -grid.limit[name]) & (high <= grid.limit[name])
-    for x in arrival.notes.values():
-        fine_K &= flat(x).isfinite().all(dim=1)
-    if bool(fine_K.all()):
-        return arrival
-    roll.refused += int((~fine_K).sum())
-    index = fine_K.nonzero()[:, 0]
-    scope = {name: m if m is None or m.shape[0] == 1 else m[index] for name, m in arrival.scope.items()}
-    update, notes = take(arrival.update, index), take(arrival.notes, index)
-    return Arrival(update, scope, notes, arrival.model, arrival.ctx.at(index))
-
-
-def admitted(arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], grid: Grid, roll: Roll) -> Tensor:
-    """Everything checked before anything is added: the shares `[K]` of clients now on the roll."""
-    ids = arrival.ctx.ids.tolist()
-    share_K = grid.shares(weight_K, ids)
-    grid.check(arrival)
-    roll.add(ids, share_K, seen)
+def admitted(
+    arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], grid: Grid, roll: Roll, looked: bool = False
+) -> Tensor:
+    """Everything checked before anything is added (`looked`: updates are, on the way): the shares `[K]` of clients now
+    on the roll."""
+    share_K = grid.shares(weight_K, arrival.ctx)
+    if not looked:
+        grid.check(arrival)
+    roll.add(arrival.ctx.here[0].tolist(), share_K, seen)
     return share_K
 
 
@@ -170,19 +52,33 @@ class Fold:
         self.cover: dict[str, Cover] = {}
         self.plain = Fold(model, plain) if plain else None
 
-    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
-        """Fold in K clients."""
-        share_K = admitted(arrival, weight_K, seen, self.grid, self.roll)
-        there_K = share_K.to(self.grid.device, non_blocking=True)
+    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], positive: bool = False) -> None:
+        """Fold in K clients; `positive`: none of them has weight zero."""
+        together = ready(weight_K) and all(x.dtype == torch.float32 for x in arrival.update.values())
+        share_K = admitted(arrival, weight_K, seen, self.grid, self.roll, looked=together)
         if self.plain:
-            self.plain.add(arrival, torch.ones_like(weight_K), {})
+            self.plain.add(arrival, torch.ones_like(weight_K), {}, positive=True)
+        self.make_room(arrival.update)
+        if together:
+            sum_together(self.sum, arrival.update, share_K, self.grid, arrival.ctx)
+        else:
+            for name, update in arrival.update.items():
+                accumulate(self.sum[name], *terms(update, share_K), self.grid.limit[name])
+        total = share_K.sum()
         for name, update in arrival.update.items():
-            if name not in self.sum:
-                self.sum[name] = torch.zeros(1, *update.shape[1:], dtype=torch.float64, device=update.device)
-                self.cover[name] = Cover()
-            accumulate(self.sum[name], *terms(update, there_K), self.grid.limit[name])
             scope = arrival.scope.get(name)
-            self.cover[name].add(None if scope is None else scope.expand(-1, *update.shape[1:]), share_K)
+            self.cover[name].add(
+                None if scope is None else scope.expand(-1, *update.shape[1:]), share_K, total, positive
+            )
+
+    def make_room(self, update: Tree) -> None:
+        new = {name: x for name, x in update.items() if name not in self.sum}
+        if not new:
+            return
+        sizes = [math.prod(x.shape[1:]) for x in new.values()]
+        empty = torch.zeros(sum(sizes), dtype=torch.float64, device=self.grid.device)
+        for (name, x), part in zip(new.items(), empty.split(sizes), strict=True):
+            self.sum[name], self.cover[name] = part.view(1, *x.shape[1:]), Cover()
 
     def merge(self, other: "Fold") -> "Fold":
         """Take in another partial sum of the same round; overlap is refused."""
@@ -194,15 +90,15 @@ class Fold:
             self.cover[name] = self.cover[name].merge(other.cover[name]) if name in self.cover else other.cover[name]
         return self
 
-    def mean(self) -> Blended:
+    def mean(self, doubts: Doubts | None = None) -> Blended:
         """Sums divided by the weight that voted, per coordinate; zero where nobody did. Uses the fold up."""
-        order = self.roll.in_order(self.grid.device)
+        order = self.roll.in_order(self.grid.device, doubts)
         covered: dict[str, Tensor | None] = {}
         for name, x in self.sum.items():
             votes, covered[name] = self.cover[name].votes(x)
             x.div_(votes if covered[name] is None else votes.masked_fill(votes == 0, 1.0))
         apart = frozenset(name for name, cover in self.cover.items() if cover.dense is not None)
-        return Blended(self.sum, covered, *order, self.plain.mean().update if self.plain else None, apart)
+        return Blended(self.sum, covered, *order, self.plain.mean(doubts).update if self.plain else None, apart)
 
 
 class Collect:
@@ -215,9 +111,9 @@ class Collect:
         self.update: dict[int, Tree] = {}
         self.scope: dict[int, dict[str, Tensor | None]] = {}
 
-    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
+    def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], positive: bool = False) -> None:
         admitted(arrival, weight_K, seen, self.grid, self.roll)
-        for k, i in enumerate(arrival.ctx.ids.tolist()):
+        for k, i in enumerate(arrival.ctx.here[0].tolist()):
             self.update[i] = {name: x[min(k, x.shape[0] - 1)].clone() for name, x in arrival.update.items()}
             self.scope[i] = {
                 name: None if m is None else m[min(k, m.shape[0] - 1)].clone() for name, m in arrival.scope.items()
@@ -229,9 +125,9 @@ class Collect:
         self.scope |= other.scope
         return self
 
-    def mean(self) -> Blended:
+    def mean(self, doubts: Doubts | None = None) -> Blended:
         """What `Blend.collect` makes of everyone's updates and votes. Uses the arrivals up."""
-        ids, weight, seen = self.roll.in_order(self.grid.device)
+        ids, weight, seen = self.roll.in_order(self.grid.device, doubts)
         values, votes = {}, {}
         for name in list(self.update[int(ids[0])]):
             values[name] = torch.stack([self.update[i].pop(name) for i in ids.tolist()])
@@ -251,6 +147,55 @@ def terms(update: Tensor, share_K: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(update, Product) and update.whole is None:
         return update.weighted(share_K), torch.ones_like(share_K[:1])
     return update, share_K
+
+
+def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> None:
+    """The same on a GPU, all tensors at once: those of every client, and those that come as products."""
+    from sparing.core.gpu.fold import folded, picked
+
+    products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
+    one, device = torch.ones_like(share_K[:1]), share_K.device
+    every = ({n: x for n, x in update.items() if n not in products}, share_K)
+    mixed = ({n: x.weighted(share_K) for n, x in products.items()}, one)
+    for some, share in (every, mixed):
+        if not some:
+            continue
+        parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in some.values()]
+        sizes, total = tuple(x.shape[1] for x in parts), torch.cat([sums[name].view(-1) for name in some])
+        reach = grid.reach[picked(tuple(grid.names.index(name) for name in some), device)]
+        worst = folded(total, torch.cat(parts, 1), share, reach, sizes)
+        for name, part in zip(some, total.split(sizes), strict=True):
+            sums[name] = part.view_as(sums[name])
+        if share is share_K:
+            doubt(ctx.doubts, worst, too_large(list(some), sizes, grid, ctx))
+    if products:
+        reach = grid.reach[picked(tuple(grid.names.index(name) for name in products), device)]
+        found = torch.stack([x.each_at_most() for x in products.values()])
+        doubt(ctx.doubts, torch.cat([found, reach[:, None]], 1), too_large_products(list(products), ctx))
+
+
+def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) -> Judge:
+    """Looks at what `folded` says of the largest updates."""
+
+    def judge(worst: Tensor) -> None:
+        part, size, place, k = worst[:, worst[0].argmax()].tolist()
+        if not part <= 1:
+            leaf = int(torch.searchsorted(torch.tensor(sizes).cumsum(0), int(place), right=True))
+            raise beyond(int(ctx.here[0][int(k)]), size, names[leaf], grid.limit[names[leaf]], ctx)
+
+    return judge
+
+
+def too_large_products(names: list[str], ctx: Ctx) -> Judge:
+    """Looks at bounds, `[names, K]`, and what they must not be above, in the last column."""
+
+    def judge(found: Tensor) -> None:
+        for name, (*sizes, limit) in zip(names, found.tolist(), strict=True):
+            for i, size in zip(ctx.here[0].tolist(), sizes, strict=True):
+                if not size <= limit:
+                    raise beyond(i, size, name, limit, ctx)
+
+    return judge
 
 
 def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:

@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.core.later import Doubts
+
 GOLDEN = 0x9E3779B97F4A7C15
 WORD = (1 << 64) - 1
 BLOCK = 1 << 17
@@ -78,19 +80,31 @@ class Ctx(NamedTuple):
     capacity: dict[str, Tensor] | None = None  # what devices declared, such as rank or bandwidth, each [K]
     held: int = 0  # of all clients: those that never train
     budget: Tensor | None = None  # [K] most bytes each may upload, where a round has a deadline
+    home: tuple[Tensor, Tensor] | None = None  # ids and n on the CPU, where they are elsewhere
+    doubts: Doubts | None = None  # what will be judged later; None: everything at once
+
+    @property
+    def here(self) -> tuple[Tensor, Tensor]:
+        """(ids, n) on the CPU."""
+        return self.home or (self.ids.cpu(), self.n.cpu())
 
     def at(self, index: Tensor | slice) -> "Ctx":
         """The same round seen by some of these clients."""
-        first = None if self.first is None else self.first[index]
-        capacity = {name: x[index] for name, x in self.capacity.items()} if self.capacity else None
-        budget = None if self.budget is None else self.budget[index]
-        return self._replace(ids=self.ids[index], n=self.n[index], first=first, capacity=capacity, budget=budget)
+        there = index.to(self.ids.device, non_blocking=True) if isinstance(index, Tensor) else index
+        near = index.cpu() if isinstance(index, Tensor) and self.home else index
+        first = None if self.first is None else self.first[there]
+        capacity = {name: x[there] for name, x in self.capacity.items()} if self.capacity else None
+        budget = None if self.budget is None else self.budget[there]
+        home = (self.home[0][near], self.home[1][near]) if self.home else None
+        who = self._replace(ids=self.ids[there], n=self.n[there], home=home)
+        return who._replace(first=first, capacity=capacity, budget=budget)
 
     @property
     def common(self) -> "Ctx":
         """One row that every client and the server agree on."""
         one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
-        return self._replace(ids=one, n=one.clone().fill_(self.samples), first=None, capacity=None, budget=None)
+        alone = self._replace(ids=one, n=one.clone().fill_(self.samples), home=None)
+        return alone._replace(first=None, capacity=None, budget=None)
 
     def keys(self, tag: str) -> Tensor:
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""

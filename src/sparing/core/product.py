@@ -48,6 +48,13 @@ class Product(Tensor):
         left, right = (largest(x).double() for x in (self.left, self.right))
         return left * right * self.left.shape[1]
 
+    def each_at_most(self) -> Tensor:
+        """The same for each client, `[K]`."""
+        left, right = (
+            torch.linalg.vector_norm(x.flatten(1), math.inf, dim=1).double() for x in (self.left, self.right)
+        )
+        return left * right * self.left.shape[1]
+
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
         left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)

@@ -128,10 +128,14 @@ class Weigh(NamedTuple):
     init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
     learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
     name: str = ""
+    positive: bool = False  # nobody ever counts nothing
 
 
 by_samples = Weigh(
-    of=lambda state, arrival: (arrival.notes["n"].double(), {}), most=lambda ctx: float(ctx.n.sum()), name="samples"
+    of=lambda state, arrival: (arrival.notes["n"].double(), {}),
+    most=lambda ctx: float(ctx.here[1].sum()),
+    name="samples",
+    positive=True,
 )
 """FedAvg's weights: how many samples each client reports."""
 
@@ -139,6 +143,7 @@ evenly = Weigh(
     of=lambda state, arrival: (torch.ones_like(arrival.notes["n"], dtype=torch.float64), {}),
     most=lambda ctx: float(ctx.cohort),
     name="uniform",
+    positive=True,
 )
 """Every client counts the same."""
 

@@ -17,12 +17,15 @@ from torch import Tensor
 from sparing.core.compose import downlink, uplink
 from sparing.core.download import about
 from sparing.core.errors import MethodError, TrainingError, WireError
-from sparing.core.fold import Collect, Fold, sizes_of, sound
+from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
+from sparing.core.later import Doubts, doubt
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
+from sparing.core.reach import bounds
+from sparing.core.roll import sound
 from sparing.core.tree import Layout, Trained, Tree, column, expand, prefixed, since, to, under
-from sparing.core.versions import first_past, moved, served, told
+from sparing.core.versions import first_past, moved_all, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -97,6 +100,8 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     parcel = Parcel(leaves, notes)
+    if not method.down:
+        return parcel
     return downlink(method).encode(parcel, {}, View(ctx.common, model, model, {}))[0]  # all clients draw alike
 
 
@@ -218,7 +223,7 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
     seen = prefixed("weigh", said)
     for i, step in enumerate(method.blend.steps):
         seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
-    fold.add(arrival, weight_K, seen)
+    fold.add(arrival, weight_K, seen, method.blend.weigh.positive)
 
 
 def settle(
@@ -226,9 +231,9 @@ def settle(
 ) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
     report: Report = {"refused": float(fold.roll.refused)} if method.blend.lenient else {}
-    if method.blend.lenient and not fold.roll.weight:
+    if method.blend.lenient and not fold.roll.ids:
         return met(server, ctx), report
-    blended = fold.mean()
+    blended = fold.mean(ctx.doubts)
     report["coverage"] = coverage(blended.update, blended.covered, method.layout)
     mine = blended._replace(seen=under("weigh", blended.seen))
     memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
@@ -246,10 +251,8 @@ def settle(
     if method.broadcast is not None:
         blended, past, said = told(method, server.model, past, blended, ctx)
         report |= said
-    model = server.model | {
-        name: moved(server.model[name], update, blended.covered.get(name)) for name, update in blended.update.items()
-    }
-    refuse_infinite(model, f"after round {ctx.round}")
+    model = moved_all(server.model, blended.update, blended.covered)
+    refuse_infinite(model, f"after round {ctx.round}", ctx.doubts)
     share, said = method.share.learn(server.share, blended, ctx)
     share = looked(method, share, model, gradient)
     report |= said
@@ -348,17 +351,21 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     if arrived.leaves.keys() != votes.keys():
         odd = min(arrived.leaves.keys() ^ votes.keys())
         raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
-    n_K = arrived.notes["n"]
-    if not bool((n_K >= 1).all()):
-        k = int((~(n_K >= 1)).nonzero()[0])
-        who, n = int(ctx.ids[k]), float(n_K[k])
-        raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+
+    def judge(n_K: Tensor) -> None:
+        for who, n in zip(ctx.here[0].tolist(), n_K.tolist(), strict=True):
+            if not n >= 1:
+                raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+
+    doubt(ctx.doubts, arrived.notes["n"], judge)
 
 
-def refuse_infinite(model: Tree, when: str) -> None:
-    sizes = zip(model, sizes_of(model), strict=True)
-    for name in (name for name, size in sizes if not math.isfinite(size)):
-        raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
+def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> None:
+    def judge(sizes: Tensor) -> None:
+        for name in (name for name, size in zip(model, sizes.tolist(), strict=True) if not math.isfinite(size)):
+            raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
+
+    doubt(doubts, bounds(model), judge)
 
 
 def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:

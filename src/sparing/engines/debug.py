@@ -3,7 +3,7 @@
 It is what the fast engine is checked against, and the one to read first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -38,6 +38,10 @@ from sparing.engines.stale import Stale
 class Debug:
     def __init__(self, job: Job, bank: Rows, post: Post = lambda ctx, way, data, schema: None):
         self.job, self.bank, self.post = job, bank, post
+
+    def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
+        server, outcome = self.round(server, ids, t)
+        return server, lambda: outcome
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         method = self.job.method

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
+from sparing.core.later import doubt
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
@@ -125,25 +126,31 @@ class Evaluation(NamedTuple):
 class Engine(Protocol):
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]: ...
 
+    def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
+        """The same round, of which the host need not know yet how it went; what comes back says so when called."""
+        ...
+
     def evaluate(self, server: Server, t: int, wanted: "Wanted") -> Evaluation: ...
 
 
 def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
     """What both ends know in round t about these clients."""
     count, held, device = job.task.train.count, job.task.held_out, server.seen.device
-    here, ids = ids.cpu(), ids.to(device, non_blocking=True)
+    here = ids.cpu()
+    home, ids = (here, count[here]), here.to(device, non_blocking=True)
     return Ctx(
         seed=job.seed,
         round=t,
         rounds=job.rounds,
         ids=ids,
-        n=count[here].to(device, non_blocking=True),
+        n=home[1].to(device, non_blocking=True),
         clients=len(count),
         samples=int(count.sum()) - int(count[held].sum()),
         cohort=len(ids),
         first=~server.seen[ids],
-        capacity={name: x[here].to(device) for name, x in job.fleet.capacity.items()} or None,
+        capacity={name: x[here].to(device, non_blocking=True) for name, x in job.fleet.capacity.items()} or None,
         held=len(held),
+        home=home,
     )
 
 
@@ -165,13 +172,13 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
 
 def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
     """About so many chunks, of equally many clients."""
-    order = torch.argsort(ctx.n.cpu(), stable=True)
+    order = torch.argsort(ctx.here[1], stable=True)
     kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
     for one in kind.unique():
         mine = order[kind == one]
         for part in mine.tensor_split(min(len(mine), -(-count * len(mine) // len(order)))):
             whole = torch.equal(part, torch.arange(len(order)))
-            yield ctx if whole else ctx.at(part.to(ctx.ids.device))
+            yield ctx if whole else ctx.at(part)
 
 
 def bytes_in(sizes: Sizes) -> Tensor:
@@ -186,12 +193,13 @@ class Tally:
         self.parts: list[dict[str, Tensor]] = []
 
     def add(self, ctx: Ctx, down: Sizes, up: Sizes, loss: Tensor, gone_K: Tensor) -> None:
-        """K clients; those that are gone uploaded nothing."""
+        """K clients; those that are gone uploaded nothing. Their losses come when doubts are judged."""
         k, here = len(ctx.ids), ~gone_K.cpu()
-        part = {"ids": ctx.ids.cpu(), "n": ctx.n.cpu(), "loss": loss.cpu(), "arrived": here}
+        part = dict(zip(("ids", "n"), ctx.here, strict=True)) | {"arrived": here}
         part |= {f"down/{kind}": x.cpu().expand(k) for kind, x in down.items()}
         part |= {f"up/{kind}": x.cpu().expand(k) * here for kind, x in up.items()}
         self.parts.append(part)
+        doubt(ctx.doubts, loss, lambda values: part.update(loss=values.to(loss.dtype)))
 
     @property
     def arrivals(self) -> int:

@@ -4,6 +4,7 @@ Several chunks may be under way side by side, each folded into a partial sum of 
 result has the same bits. The banks are read and written by one thread only, chunk by chunk in order.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from sparing.core.download import downloads
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
+from sparing.core.later import asked
 from sparing.core.parcel import Parcel, pick
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
@@ -49,8 +51,13 @@ class Vector:
         self.job, self.bank = job, bank
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
+        server, outcome = self.start(server, ids, t)
+        return server, outcome()
+
+    def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
+        """A round, of which the host may know later than the GPU how it went: that is what is called then."""
         method, threads = self.job.method, self.job.threads
-        cohort = context(self.job, server, ids, t)
+        cohort = context(self.job, server, ids, t)._replace(doubts=[] if server.seen.is_cuda else None)
         tally, stale = Tally(), Stale(method, server.model)
         with torch.no_grad():
             folds = [begin(method, server, cohort) for _ in range(threads)]
@@ -78,7 +85,14 @@ class Vector:
                 server, report = settle(method, server, merged(folds), cohort, self.job.gradient)
             else:
                 server, report = met(server, cohort), {}
-        return server, tally.outcome(report | stale.report())
+            report |= stale.report()
+            judged = asked(cohort.doubts or [])
+
+        def outcome() -> Outcome:
+            judged()
+            return tally.outcome(report)
+
+        return server, outcome
 
     def clients(self, server: Server, fold: Fold | Collect, sent: Sent) -> Back:
         """They train and write; what arrives is folded in."""

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from sparing.core import tree
 from sparing.core.errors import ConfigError
 from sparing.core.round import Server
-from sparing.engines.engine import Engine, Evaluation, Job
+from sparing.engines.engine import Engine, Job, Outcome
 from sparing.engines.evaluation import Wanted
 from sparing.run import pictures
 from sparing.run.accountant import Account, account
@@ -59,13 +60,10 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     wanted = wanted_of(study.evaluate, run.job)
     spending = spending_of(run.job, count)
     last = spending.last if spending else study.rounds
-    for t in range(run.done + 1, last + 1):
-        ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
-        shown = run.folder is not None and pictures.is_shown(t, last)
-        views = pictures.before(run.job, run.bank, run.server, ids, t, study.record) if shown else []
-        run.server, outcome = run.engine.round(run.server, ids, t)
-        views += pictures.after(run.job, run.server, t) if shown else []
-        evaluation: Evaluation | None = None
+
+    def finish(t: int, under_way: Callable[[], Outcome], views: list) -> None:
+        """Say how round t went, and keep it."""
+        outcome, evaluation = under_way(), None
         if is_timed(run.job.fleet):
             so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
             outcome = outcome._replace(report=outcome.report | clocked(run.job, outcome, t, so_far))
@@ -83,6 +81,24 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
                 run.folder.save(run.server, run.bank, run.rows, meta)
         for log in loggers:
             log(record)
+
+    waiting: list[Callable[[], None]] = []  # a round that the GPU may not have finished when the next one starts
+    try:
+        for t in range(run.done + 1, last + 1):
+            ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
+            shown = run.folder is not None and pictures.is_shown(t, last)
+            views = pictures.before(run.job, run.bank, run.server, ids, t, study.record) if shown else []
+            run.server, under_way = run.engine.start(run.server, ids, t)
+            views += pictures.after(run.job, run.server, t) if shown else []
+            while waiting:
+                waiting.pop()()
+            waiting.append(partial(finish, t, under_way, views))
+            looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
+            if looked_at or t == last or not run.server.seen.is_cuda:
+                waiting.pop()()
+    finally:
+        while waiting:
+            waiting.pop()()
     result = result_of(run, spending)
     if run.folder:
         run.folder.finish(result)

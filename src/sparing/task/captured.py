@@ -42,7 +42,7 @@ def captured(
         with TURN:
             record = recording(model, loss, data, local, phase, plan, state, device, precision)
             after, seen = record.play(state, plan)
-        losses = reported(seen.double().cpu(), plan, phase, number, ctx)
+        losses = reported(seen, plan, phase, number, ctx)
     return after, losses
 
 

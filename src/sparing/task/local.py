@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, TrainingError, nearest
 from sparing.core.keys import Ctx
+from sparing.core.later import Judge, doubt
 from sparing.core.mix import Mix
 from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
@@ -76,8 +77,9 @@ def train(
         return train_apart(model, loss, data, local, start, ctx, path, memory, anchor, pull, precision)
     check(local, path)
     check_names(model, start)
-    if not len(ctx.ids) or int(ctx.ids.min()) < 0 or int(ctx.ids.max()) >= len(data):
-        raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {ctx.ids.tolist()[:8]}")
+    who = ctx.here[0]
+    if not len(who) or int(who.min()) < 0 or int(who.max()) >= len(data):
+        raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {who.tolist()[:8]}")
     device = next(iter(start.values())).device if start else torch.device("cpu")
     memory = memory if memory is not None else {}
     recorded = graph and path == "stacked" and not memory and anchor is None and pull is None
@@ -86,7 +88,7 @@ def train(
             out = captured(model, loss, data, local, start, ctx, device, precision)
         if out is not None:
             check_finite(out[0].added, local, ctx)
-            return out[0], {"loss": out[1].to(device, torch.float32)}
+            return out[0], {"loss": out[1].to(device, torch.float32, non_blocking=True)}
     if precision == "bf16":
         raise ConfigError(
             "plan.precision is bf16, which is for training that can be recorded on CUDA: path stacked, SGD without "
@@ -179,14 +181,38 @@ def check_phase(i: int, phase: Phase) -> None:
 
 def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
     """The last step's update is not seen by any loss, so look at the weights themselves."""
+    if ctx.doubts is not None:
+        return doubt(ctx.doubts, finite_each(after), unsound(list(after), local, ctx))
     for name, x in after.items():
         if isinstance(x, Product) and x.at_most() <= torch.finfo(x.dtype).max:
             continue
         if not x.is_floating_point() or bool(x.sum().isfinite()):  # a sum costs little beside looking at every value
             continue
         if not bool((fine := x.isfinite().flatten(1).all(1)).all()):
-            client, lr = int(ctx.ids[int((~fine).nonzero()[0])]), local.phases[-1].lr
-            raise TrainingError(
-                f"client {client}, round {ctx.round}: {name!r} is not finite after the last step (lr {lr:g}, "
-                f"clip {local.phases[-1].clip}): lower lr or set clip"
-            )
+            raise infinite(name, int((~fine).nonzero()[0]), local, ctx)
+    return None
+
+
+def finite_each(after: Tree) -> Tensor:
+    """Something finite for every tensor of every client that is, `[tensors, K]`: a sum costs little."""
+    found = [
+        x.each_at_most() if isinstance(x, Product) and x.whole is None else x.flatten(1).sum(1).double()
+        for x in after.values()
+    ]
+    return torch.stack([x.expand(max(map(len, found))) for x in found])
+
+
+def unsound(names: list[str], local: Local, ctx: Ctx) -> Judge:
+    def judge(values: Tensor) -> None:
+        for i, k in (~values.isfinite()).nonzero().tolist():
+            raise infinite(names[i], k, local, ctx)
+
+    return judge
+
+
+def infinite(name: str, k: int, local: Local, ctx: Ctx) -> TrainingError:
+    lr, clip = local.phases[-1].lr, local.phases[-1].clip
+    return TrainingError(
+        f"client {int(ctx.here[0][k])}, round {ctx.round}: {name!r} is not finite after the last step (lr {lr:g}, "
+        f"clip {clip}): lower lr or set clip"
+    )

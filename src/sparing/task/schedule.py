@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.keys import Ctx, hashes
+from sparing.core.later import doubt
 from sparing.core.protocols import Phase
 from sparing.task.batches import shuffle_keys
 from sparing.task.clients import Clients
@@ -38,7 +39,7 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
     What Python needs to know follows from the clients' counts, on the CPU; shuffles and keys are worked out on the
     device. So where `ctx.ids` is on the CPU, nothing waits for a device. `order` and `counts` stay on the CPU.
     """
-    ctx = ctx._replace(ids=ctx.ids.cpu())
+    ctx = ctx._replace(ids=ctx.here[0])
     n_K = data.count[ctx.ids]
     each_K = -(-n_K // phase.batch)  # batches an epoch
     steps_K = phase.epochs * each_K if phase.steps is None else torch.full_like(n_K, phase.steps)
@@ -61,7 +62,7 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
         width=width.tolist(),
         full=full.tolist(),
         places=over(places, data.x.device),
-        real=torch.arange(phase.batch, device=device) < over(size, device)[..., None],
+        real=over(torch.arange(phase.batch) < size[..., None], device),
         keys=keys,
         views=views,
         counts=size.masked_fill(step < begin_K, 0),
@@ -103,11 +104,13 @@ def over(x: Tensor, device: torch.device) -> Tensor:
 
 def reported(seen: Tensor, plan: Plan, phase: Phase, number: int, ctx: Ctx) -> Tensor:
     """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
-    bad = (~seen.isfinite()).nonzero()
-    if len(bad):
-        t, place = bad[0].tolist()
-        client = int(ctx.ids[int(plan.order[place])])
-        raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
-    out = torch.empty(len(plan.order), dtype=torch.float64)
-    out[plan.order] = (seen * plan.counts).sum(0) / plan.counts.sum(0)
-    return out
+
+    def judge(seen: Tensor) -> None:
+        for t, place in (~seen.isfinite()).nonzero().tolist():
+            client = int(ctx.here[0][int(plan.order[place])])
+            raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
+
+    doubt(ctx.doubts, seen, judge)
+    counts = over(plan.counts, seen.device)
+    means = (seen.double() * counts).sum(0) / counts.sum(0)
+    return means if in_order(plan) else means[over(plan.order.argsort(), seen.device)]

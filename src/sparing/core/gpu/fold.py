@@ -1,0 +1,64 @@
+"""The exact weighted sum of all tensors of K clients in one launch; see `core.fold`."""
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+@triton.jit
+def fold_kernel(update, share, reach, leaf_of, total, worst, K, n, BLOCK: tl.constexpr):
+    """total[i] += sum over k of share[k] * update[k, i], each rounded to the grid of its tensor.
+
+    worst[:, program]: the largest update as a part of what its tensor may reach (infinite where one is no number), its
+    size, its place i and its k.
+    """
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    limit = tl.load(reach + tl.load(leaf_of + at, mask=inside, other=0))
+    magic = 3 * limit
+    sums, most = tl.load(total + at, mask=inside, other=0.0), tl.zeros((BLOCK,), tl.float64)
+    whose = tl.zeros((BLOCK,), tl.int64)
+    for k in range(K):
+        u = tl.load(update + k.to(tl.int64) * n + at, mask=inside, other=0.0).to(tl.float64)
+        sums += (u * tl.load(share + k) + magic) - magic
+        size = tl.where(u == u, tl.abs(u), float("inf"))
+        whose = tl.where(size > most, k, whose)
+        most = tl.maximum(most, size)
+    tl.store(total + at, sums, mask=inside)
+    part, where = tl.max(most / limit, 0, return_indices=True)
+    here = tl.arange(0, BLOCK) == where
+    worst += tl.program_id(0)
+    blocks = tl.num_programs(0)
+    tl.store(worst, part)
+    tl.store(worst + blocks, tl.max(tl.where(here, most, 0.0), 0))
+    tl.store(worst + 2 * blocks, tl.max(tl.where(here, at, 0), 0).to(tl.float64))
+    tl.store(worst + 3 * blocks, tl.max(tl.where(here, whose, 0), 0).to(tl.float64))
+
+
+@lru_cache(maxsize=64)
+def leaves_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """For every number of a row that joins tensors of these sizes, which one it is in."""
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(torch.int32).to(device)
+
+
+@lru_cache(maxsize=64)
+def picked(places: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(places).to(device)
+
+
+def folded(total: Tensor, update: Tensor, share_K: Tensor, reach: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """`total [n] += share_K @ update [K, n]` on the grids.
+
+    Says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose they
+    are.
+    """
+    (k, n), blocks = update.shape, triton.cdiv(update.shape[1], BLOCK)
+    worst = torch.empty(4, blocks, dtype=torch.float64, device=update.device)
+    leaves = leaves_of(sizes, update.device)
+    fold_kernel[(blocks,)](update, share_K, reach, leaves, total, worst, k, n, BLOCK=BLOCK)
+    return worst

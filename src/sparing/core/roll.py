@@ -1,0 +1,76 @@
+"""Who arrived in a round: with which weight, and the scalars watched on the way."""
+
+import torch
+from torch import Tensor
+
+from sparing.core.errors import TrainingError
+from sparing.core.later import Doubts, doubt
+from sparing.core.protocols import Arrival
+from sparing.core.reach import Grid
+from sparing.core.tree import flat, take
+
+
+class Roll:
+    """Clients as they come; reduced in id order at the end."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.parts: list[tuple[Tensor, dict[str, Tensor]]] = []  # shares [K] and scalars [K, ...] of those who came
+        self.refused = 0  # arrivals that a lenient blend left out
+
+    def add(self, ids: list[int], share_K: Tensor, seen: dict[str, Tensor]) -> None:
+        self.refuse_twice(ids)
+        self.ids += ids
+        self.parts.append((share_K, seen))
+
+    def merge(self, other: "Roll") -> None:
+        self.refuse_twice(other.ids)
+        self.ids += other.ids
+        self.parts += other.parts
+        self.refused += other.refused
+
+    def refuse_twice(self, ids: list[int]) -> None:
+        known = set(self.ids)
+        for i in ids:
+            if i in known:
+                raise TrainingError(f"client {i} arrived twice in one round; each client counts once")
+            known.add(i)
+
+    def in_order(self, device: torch.device, doubts: Doubts | None = None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """(ids, weights, scalars), all in id order."""
+        if not self.ids:
+            raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
+        ids, order = torch.tensor(self.ids).sort()
+        same = self.ids == ids.tolist()
+
+        def whole(parts: list[Tensor]) -> Tensor:
+            x = parts[0] if len(parts) == 1 else torch.cat(parts)
+            return x if same else x[order.to(x.device, non_blocking=True)]
+
+        weight = whole([share_K for share_K, _ in self.parts]).to(device, non_blocking=True)
+        doubt(doubts, weight, refuse_heavy)
+        seen = {name: whole([scalars[name] for _, scalars in self.parts]) for name in self.parts[0][1]}
+        return ids.to(device, non_blocking=True), weight, seen
+
+
+def refuse_heavy(weight: Tensor) -> None:
+    if float(weight.sum()) > 2:
+        raise TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")
+
+
+def sound(arrival: Arrival, grid: Grid, roll: Roll) -> Arrival:
+    """Without the clients that sent something not finite or beyond the grid; they are counted."""
+    fine_K = torch.ones_like(arrival.ctx.ids, dtype=torch.bool)
+    for name, x in arrival.update.items():
+        if x.numel():
+            low, high = torch.aminmax(flat(x), dim=1)
+            fine_K &= (low >= -grid.limit[name]) & (high <= grid.limit[name])
+    for x in arrival.notes.values():
+        fine_K &= flat(x).isfinite().all(dim=1)
+    if bool(fine_K.all()):
+        return arrival
+    roll.refused += int((~fine_K).sum())
+    index = fine_K.nonzero()[:, 0]
+    scope = {name: m if m is None or m.shape[0] == 1 else m[index] for name, m in arrival.scope.items()}
+    update, notes = take(arrival.update, index), take(arrival.notes, index)
+    return Arrival(update, scope, notes, arrival.model, arrival.ctx.at(index))
