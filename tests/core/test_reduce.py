@@ -37,6 +37,22 @@ def test_an_empty_row_sums_to_zero():
     assert total(torch.zeros(3, 0)).tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("n", [1, 3, 255, 256, 257, 4095, 4096, 4097, 20_000])
+def test_zeros_behind_a_row_change_nothing(n):
+    x = torch.randn(2, n)
+    assert torch.equal(total(torch.nn.functional.pad(x, (0, 9000))), total(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("n", [1, 2, 9, 100, 256, 257, 4096, 4097, 70_001, 1_605_632, 17_000_000])
+def test_a_gpu_gives_the_same_sums(n):
+    x = torch.randn(3, n)
+    for some in (x, x.double() / 3, x > 0, (x * 100).long(), x.bfloat16(), x[:1].expand(4, -1)):
+        assert torch.equal(total(some.cuda()).cpu(), total(some))
+    assert torch.equal(total(x.cuda().T.contiguous().T).cpu(), total(x))
+
+
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.integers(0, 45))
 def test_largest_is_a_stable_sort_by_magnitude(x, k):
     mask = largest(torch.tensor([x], dtype=torch.float32), k)[0].numpy()

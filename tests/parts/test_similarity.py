@@ -3,13 +3,13 @@ import math
 import pytest
 import torch
 
+from sparing.core import inner
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.protocols import Arrival, by_samples
 from sparing.core.round import begin, first_server, incoming, outgoing, settle
 from sparing.core.tree import under
-from sparing.parts import similarity
 from sparing.parts.similarity import alike, cosine
 from sparing.recipes.fedsim import fedsim
 from sparing.recipes.pfedsim import pfedsim
@@ -65,7 +65,7 @@ def test_a_row_of_many_is_that_row_alone(monkeypatch):
     update, n = moved(5), [10, 20, 30, 40, 50]
     weigh = alike(LAYOUT, q=0.7, softmax=0.4)
     whole, seen = weigh.of({}, arrival(update, n))
-    monkeypatch.setattr(similarity, "BLOCK", 100)
+    monkeypatch.setattr(inner, "BLOCK", 100)
     blocked, _ = weigh.of({}, arrival(update, n))
     assert torch.equal(whole, blocked)
     for k in range(5):
@@ -207,3 +207,16 @@ def test_two_weightings_are_refused():
     with pytest.raises(MethodError, match="both say how much a client counts"):
         compose(LAYOUT, fedsim(), pfedsim())
     assert compose(LAYOUT).blend.weigh is by_samples
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("options", [{}, {"softmax": 0.3, "q": 0.5}])
+def test_weights_on_a_gpu_have_the_same_bits(options):
+    update, weigh = moved(5), alike(LAYOUT, **options)
+    wanted, _ = weigh.of({}, arrival(update, [10, 20, 30, 40, 50]))
+    there = arrival({name: x.cuda() for name, x in update.items()}, [10, 20, 30, 40, 50])
+    there = there._replace(
+        model={name: x.cuda() for name, x in MODEL.items()}, ctx=there.ctx._replace(ids=there.ctx.ids.cuda())
+    )
+    assert torch.equal(weigh.of({}, there)[0].cpu(), wanted)

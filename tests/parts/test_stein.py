@@ -263,3 +263,30 @@ def test_not_over_a_blend_that_collects():
 
     with pytest.raises(MethodError, match="needs a weighted mean"):
         compose(LAYOUT, median, named())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize(
+    "settings", [Settings(warmup=0), Settings(warmup=0, target="uniform"), Settings(warmup=0, learn_beta=True)]
+)
+def test_a_gpu_gives_the_same_bits(settings):
+    found = []
+    for device in ("cpu", "cuda"):
+        step, said = stein(LAYOUT, settings), []
+        state = step.init({"w": torch.zeros(1, P, device=device), "buffer": torch.zeros(1, 3, device=device)}, 50)
+        for t in range(1, 4):
+            deltas = torch.as_tensor(noisy(seed=t), dtype=torch.float32)
+            mask = torch.rand(1, P, generator=torch.Generator().manual_seed(t)) < 0.8
+            ctx = make_ctx(list(range(6)), n=[10, 20, 30, 40, 50, 60], t=t)
+            weight = ctx.n.double()
+            mean = {"w": ((weight / weight.sum())[:, None] * deltas.double()).sum(0, keepdim=True) * mask}
+            plain = {"w": deltas.double().mean(0, keepdim=True) * mask}
+            mean, plain = ({name: x.to(device) for name, x in tree.items()} for tree in (mean, plain))
+            there = {"w": mask.to(device)}
+            arrival = Arrival({"w": (deltas * mask).to(device)}, there, {}, {}, ctx)
+            blended = Blended(mean, there, ctx.ids, weight.to(device), step.watch(state, arrival), plain)
+            update, state, report = step.apply(state, blended, ctx)
+            said.append((update["w"].tolist(), report))
+        found.append(said)
+    assert found[0] == found[1]

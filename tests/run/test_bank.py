@@ -302,3 +302,26 @@ def test_rows_on_a_gpu(kind, tmp_path):
     assert all(x.is_cuda for x in got.values())
     want = expected({3: 5, 1: 6}, [1, 2, 3])
     assert all(torch.equal(got[name].cpu(), want[name]) for name in want)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_mixtures_on_a_gpu_have_the_same_bits():
+    wide = FLOATS | {"wide": torch.zeros(1, 70, 33)}
+    here, there = MemoryBank(wide, 200), MemoryBank(wide, 200, "cuda")
+    rows = {name: torch.randn(150, *x.shape[1:]) for name, x in wide.items()}
+    ids = torch.randperm(200)[:150]
+    here.write(ids, rows)
+    there.write(ids, {name: x.cuda() for name, x in rows.items()})
+    weight = torch.rand(20, 200, dtype=torch.float64)
+    weight[weight < 0.6] = 0
+    wanted, got = here.mix(torch.arange(200), weight), there.mix(torch.arange(200), weight)
+    for name, x in wanted.items():
+        assert torch.equal(got[name].cpu(), x)
+
+
+def test_ids_changed_in_place_are_read_anew():
+    bank, ids = MemoryBank({"w": torch.zeros(1, 2)}, 9), torch.tensor([1, 2])
+    bank.write(ids, {"w": torch.ones(2, 2)})
+    ids += 2
+    assert bank.read(ids)["w"].tolist() == [[0, 0], [0, 0]]

@@ -1,11 +1,16 @@
 """Row-exact reductions: row k of a K-call has the bits of that row alone, on any device and any number of threads.
 
 Library sums split long rows between threads and pick their order by shape, so their last bits wander. Here a sum is
-a fixed pairwise tree of elementwise float64 additions, which every device rounds alike.
+a fixed order of elementwise float64 additions, which every device rounds alike: of each block of a row 16 stretches of
+256 numbers are added one after the other, then the 256 by halves, and the blocks' sums are a row again.
 
     >>> total(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([6.], dtype=torch.float64)
 """
+
+from functools import cache
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,20 +21,67 @@ LONG = 1 << 18
 SAMPLE = 1 << 14
 BLOCK = 1 << 16
 """Numbers that stay in the cache together."""
+LANES, DEPTH = 256, 16
 
 
 def total(x: Tensor) -> Tensor:
     """Sum over all but the first axis: `[K, ...]` -> `[K]` float64."""
-    x = x.reshape(x.shape[0], -1).double()
-    if x.shape[1] == 0:
-        return x.new_zeros(x.shape[0])
-    while (n := x.shape[1]) > 1:
-        half = n // 2
-        folded = x[:, :half] + x[:, half : 2 * half]
-        if n % 2:
-            folded[:, :1] += x[:, n - 1 :]
-        x = folded
+    x = x.reshape(x.shape[0], -1)
+    if x.numel() == 0:
+        return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
+    x = block_sums(x)
+    while x.shape[1] > 1:
+        x = block_sums(x)
     return x[:, 0]
+
+
+class Cut(NamedTuple):
+    """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
+
+    blocks: int
+    depth: int
+    lanes: int
+
+
+def cut_of(n: int) -> Cut:
+    lanes = min(LANES, 1 << (n - 1).bit_length())
+    depth = min(DEPTH, -(-n // lanes))
+    return Cut(-(-n // (depth * lanes)), depth, lanes)
+
+
+def block_sums(x: Tensor) -> Tensor:
+    """`[K, n]` -> `[K, blocks]` float64."""
+    cut = cut_of(n := x.shape[1])
+    if has_kernels(x):
+        from sparing.core.gpu import sums
+
+        return sums.block_sums(x, cut)
+    whole = n - n % (cut.depth * cut.lanes)
+    if whole and whole < n:
+        return torch.cat([block_sums(x[:, :whole]), block_sums(x[:, whole:])], dim=1)
+    first, *others = x.reshape(len(x), cut.blocks, -1).split(cut.lanes, dim=2)
+    out = first.to(torch.float64, copy=len(others) > 0)
+    for other in others:
+        out.narrow(2, 0, other.shape[2]).add_(other)
+    while (wide := out.shape[2]) > 1:
+        half = 1 << (wide - 1).bit_length() - 1
+        low, high = out.split((half, wide - half), dim=2)
+        if wide == 2 * half:
+            out = low + high
+        else:
+            out = low.clone()
+            out.narrow(2, 0, wide - half).add_(high)
+    return out[..., 0]
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether `core.gpu` can be used."""
+    return x.is_cuda and has_triton()
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def largest(x: Tensor, k: int | Tensor) -> Tensor:

@@ -11,6 +11,7 @@ there yet gets the server's, the sample-weighted mean of the last cohort's.
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,7 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
         rows = cleared(arrival.model[head].double() + arrival.update[head], arrival.scope[head])
         rows = rows.reshape(k * classes, -1)
         norm = total(rows * rows).sqrt()[:, None]
-        unit = torch.round(rows / torch.where(norm > 0, norm, 1.0) * grain) / grain
+        unit = torch.round(rows / norm.masked_fill(~(norm > 0), 1.0) * grain) / grain
         models = {
             name: arrival.model[name] + arrival.update[name]
             if name in arrival.update
@@ -101,17 +102,20 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
         return under("model", blended.seen)
 
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
+        if rows is None or warm(ctx, warmup):
+            return model, {}
         known_K = state["stored"][ctx.ids]
-        if rows is None or warm(ctx, warmup) or not bool(known_K.any()):
+        known = known_K.tolist()
+        if not any(known):
             return model, {}
         found = weights_of(state, ctx.ids, ctx.clients)
-        who = sorted({j for row, known in zip(found, known_K.tolist(), strict=True) if known for j in row})
+        who = sorted({j for row, is_known in zip(found, known, strict=True) if is_known for j in row})
         place = {j: m for m, j in enumerate(who)}
-        weight = torch.zeros(len(found), len(who), dtype=torch.float64)
-        for k in known_K.nonzero()[:, 0].tolist():
-            weight[k, [place[j] for j in found[k]]] = torch.tensor(list(found[k].values()), dtype=torch.float64)
-        mixed = rows.mix(torch.tensor(who), weight)
-        if not bool(known_K.all()):
+        weight = np.zeros((len(found), len(who)))
+        for k in (k for k, is_known in enumerate(known) if is_known):
+            weight[k, [place[j] for j in found[k]]] = list(found[k].values())
+        mixed = rows.mix(torch.tensor(who), torch.from_numpy(weight))
+        if not all(known):
             mixed = {name: torch.where(column(known_K, x), x, model[name]) for name, x in mixed.items()}
         return model | mixed, {}
 
@@ -151,25 +155,38 @@ def compared(layout: Layout, home: frozenset[str]) -> str:
 
 def met(state: Tree, ids: Tensor, cos: Tensor, clients: int) -> Tree:
     """The similarities after these clients took part together, still sorted; pairs that are not alike are dropped."""
-    other = ~torch.eye(len(ids), dtype=torch.bool, device=ids.device)
-    new = (ids[:, None] * clients + ids)[other]  # sorted, as ids are
-    value = cos.float()[other]
-    old, kept = state["pairs"], state["similarity"]
-    if len(new) and len(old):
-        stays = new[torch.searchsorted(new, old).clamp(max=len(new) - 1)] != old
-        old, kept = old[stays], kept[stays]
-    pairs, similarity = torch.cat([old, new[value > 0]]), torch.cat([kept, value[value > 0]])
-    order = pairs.argsort()
+    new = off_diagonal(ids[:, None] * clients + ids)  # sorted, as ids are
+    value = off_diagonal(cos.float())
+    old = state["pairs"]
+    met_now = torch.searchsorted(new, old).clamp(max=max(len(new) - 1, 0))
+    stays = new[met_now] != old if len(new) else torch.ones_like(old, dtype=torch.bool)
+    stays = torch.cat([stays, value > 0])
+    pairs, similarity = torch.cat([old, new]), torch.cat([state["similarity"], value])
+    order = pairs.masked_fill(~stays, clients * clients).argsort()[: int(stays.sum())]
     return {"pairs": pairs[order], "similarity": similarity[order]}
+
+
+def off_diagonal(x: Tensor) -> Tensor:
+    """`[n, n]` -> `[n * (n - 1)]`, row by row.
+
+    >>> off_diagonal(torch.tensor([[0, 1, 2], [3, 4, 5], [6, 7, 8]]))
+    tensor([1, 2, 3, 5, 6, 7])
+    """
+    n = len(x)
+    return x.flatten()[1:].view(n - 1, n + 1)[:, :n].flatten() if n > 1 else x.flatten()[1:]
 
 
 def weights_of(state: Tree, ids: Tensor, clients: int) -> list[dict[int, float]]:
     """For each of these clients its neighbours, itself among them, and their weights, which add up to one."""
-    start = torch.searchsorted(state["pairs"], ids * clients).tolist()
-    end = torch.searchsorted(state["pairs"], (ids + 1) * clients).tolist()
-    out = []
-    for i, a, b in zip(ids.tolist(), start, end, strict=True):
-        alike = dict(zip((state["pairs"][a:b] % clients).tolist(), state["similarity"][a:b].tolist(), strict=True))
+    pairs, similarity = state["pairs"], state["similarity"]
+    ends = torch.stack([ids, *(torch.searchsorted(pairs, (ids + i) * clients) for i in (0, 1))]).T.tolist()
+    found = [slice(a, b) for _, a, b in ends]
+    other = torch.cat([pairs[at] for at in found]) % clients
+    near = torch.stack([other.double(), torch.cat([similarity[at] for at in found]).double()], dim=1).tolist()
+    out, past = [], 0
+    for i, a, b in ends:
+        alike = {int(j): s for j, s in near[past : past + b - a]}
+        past += b - a
         value = {j: -math.log(1 - min(s, TOP)) for j, s in (alike | {i: TOP}).items()}
         whole = math.fsum(value.values())
         out.append({j: v / whole for j, v in value.items()})
@@ -180,7 +197,8 @@ def of_pairs(cos: Tensor) -> Report:
     if len(cos) < 2:
         return {}
     pairs = cos[tuple(torch.triu_indices(len(cos), len(cos), 1, device=cos.device))]
-    return {"avg_similarity": float(pairs.mean()), "similarity_variance": float(pairs.var(correction=0))}
+    mean, variance = torch.stack([pairs.mean(), pairs.var(correction=0)]).tolist()
+    return {"avg_similarity": mean, "similarity_variance": variance}
 
 
 def of_weights(rows: list[list[float]]) -> Report:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range
+from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Parcel, Schema, cleared
+from sparing.core.parcel import Parcel, Schema
 from sparing.core.protocols import Arrival, Blended, Codec, Report, View, Weigh
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
@@ -21,8 +22,6 @@ from sparing.core.tree import Layout, Tree
 NOTE = "similarity"
 COLDEST = {"weights": 0.02, "updates": 0.2}
 """Below this, exp((cos - 1) / T) of cosines as they occur is too small beside the weights' grid to be told apart."""
-BLOCK = 1 << 22
-"""Entries that are compared at once."""
 
 
 def alike(
@@ -56,22 +55,23 @@ def alike(
             start = arrival.model if on == "weights" else {}
             found = {name: arrival.update[name] for name in params if name in arrival.update}
             cos_K = cosine(found, start, state or arrival.model, arrival.scope, arrival.ctx.ids)
-        pairs = zip(cos_K.tolist(), arrival.notes["n"].tolist(), strict=True)
-        weights = [factor(cos, softmax) * n**q for cos, n in pairs]  # number by number: vectors round by place
-        return torch.tensor(weights, dtype=torch.float64, device=cos_K.device), {"cos": cos_K}
+        here = torch.stack([cos_K, arrival.notes["n"].to(cos_K)]).cpu()  # once, and from here on the host works
+        weights = [factor(cos, softmax) * n**q for cos, n in here.T.tolist()]  # one by one: vectors round by place
+        return torch.tensor(weights, dtype=torch.float64), {"cos": here[0]}
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
-        for i in blended.ids[blended.seen["cos"].isnan()].tolist():
+        cos, weight = blended.seen["cos"].tolist(), blended.weight.tolist()
+        for k in (k for k, x in enumerate(cos) if x != x):
+            i = int(blended.ids[k])
             warnings.warn(f"round {ctx.round}: client {i} has nothing but zeros to compare; left out", stacklevel=2)
-        if not bool(blended.weight.any()):
+        if not any(weight):
             hint = "raise softmax" if softmax else "lower local.lr" if on == "weights" else "try on: weights"
             warnings.warn(
                 f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {hint}",
                 stacklevel=2,
             )
         state = {name: renewed(x, blended, name) for name, x in state.items()}
-        cos = [x for x in blended.seen["cos"].tolist() if x == x]
-        return state, counts | spread(cos) | shares(blended.weight.tolist())
+        return state, counts | spread([x for x in cos if x == x]) | shares(weight)
 
     return Weigh(of, most=lambda ctx: math.fsum(n**q for n in ctx.n.tolist()), init=init, learn=learn, name="fedsim")
 
@@ -108,20 +108,12 @@ def told(layout: Layout, home: frozenset[str] = frozenset()) -> Codec:
 
 def cosine(rows: Tree, start: Tree, reference: Tree, scope: dict[str, Tensor | None], ids: Tensor) -> Tensor:
     """cos(start + rows, reference) in scope, `[K]` float64: 1 if the reference is zero, else NaN for rows that are."""
-    k = len(ids)
-    ab, aa, bb = (torch.zeros(k, dtype=torch.float64, device=ids.device) for _ in range(3))
-    for name, x in rows.items():
-        x, mask, b = x.expand(k, *x.shape[1:]), scope.get(name), reference[name]
-        step = max(1, BLOCK // max(b[0].numel(), 1))
-        for at in (slice(i, i + step) for i in range(0, k, step)):
-            part = mask if mask is None or mask.shape[0] == 1 else mask[at]
-            one = x[at].double() + start[name].double() if name in start else x[at].double()
-            one, other = cleared(one, part), cleared((b if b.shape[0] == 1 else b[at]).double(), part)
-            ab[at] += total(one * other)
-            aa[at] += total(one * one)
-            bb[at] += total(other * other)
-    cos_K = (ab / (aa.sqrt() * bb.sqrt())).clamp(-1, 1)
-    return torch.where(bb == 0, 1.0, cos_K)
+    if not rows:
+        return torch.ones(len(ids), dtype=torch.float64, device=ids.device)
+    terms = [Term(x, start.get(name), reference[name], scope.get(name)) for name, x in rows.items()]
+    aa, ab, bb = total(products(terms, len(ids)).flatten(0, 1)).view(3, -1)
+    cos_K = (ab / (aa * bb).sqrt()).clamp(-1, 1)
+    return cos_K.masked_fill(bb == 0, 1.0)
 
 
 def sizes(layout: Layout, home: frozenset[str]) -> Report:

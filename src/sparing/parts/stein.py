@@ -1,3 +1,5 @@
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch.optim itself is written in, but carry no public name.
 """Stein-rule shrinkage (SR-FedAvg): pull the averaged update of each layer towards what earlier rounds lead one to
 expect, the more the less its clients agree.
 
@@ -17,8 +19,9 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
-from sparing.core.parcel import both, cleared
+from sparing.core.parcel import both
 from sparing.core.protocols import Arrival, Blended, Method, Report, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
@@ -28,6 +31,8 @@ LOW, HIGH = 0.2, 1.0
 TARGET_BETA = 0.9
 """How slowly the target follows where beta is used for the coefficient."""
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+TINY = 1e-300
+"""In place of a mass of zero, under a sum of zero."""
 NOTHING = 1e-18
 """|X - m|^2 below this part of |X|^2 is rounding."""
 FORGET = 0.9
@@ -71,82 +76,87 @@ def stein(layout: Layout, settings: Settings) -> Step:
                 state[f"smooth/{name}"] = x.new_ones(1)
         return state
 
-    def chosen(state: Tree, name: str) -> int:
-        """Which beta this layer goes by: the one that foretold best so far, the configured one while all are equal."""
-        if not s.learn_beta:
-            return 0
-        miss = state[f"miss/{name}"][0]
+    def chosen(state: Tree, names: list[str]) -> dict[str, int]:
+        """Which beta a layer goes by: the one that foretold best so far, the configured one while all are equal."""
+        if not s.learn_beta or not names:
+            return dict.fromkeys(names, 0)
         start = min(range(len(betas)), key=lambda i: abs(betas[i] - s.beta))
-        return start if float(miss[start]) <= float(miss.min()) else int(miss.argmin())
+        misses = torch.cat([state[f"miss/{name}"] for name in names]).tolist()
+        return {n: start if x[start] <= min(x) else x.index(min(x)) for n, x in zip(names, misses, strict=True)}
 
-    def expected(state: Tree, name: str, i: int) -> tuple[Tensor | float, Tensor | None]:
-        """m, and where it is defined (None: everywhere)."""
-        if s.target == "zero" or betas[i] == 1:
-            return 0.0, None
-        mass = state[f"mass{i}/{name}"]
-        return state[f"sum{i}/{name}"] / mass.masked_fill(mass == 0, 1.0), mass > 0
+    def expected(state: Tree, which: dict[str, int]) -> dict[str, Aim]:
+        """The targets by these betas."""
+        aims = {name: Aim() for name in which}
+        known = [] if s.target != "ema" else [(name, i) for name, i in which.items() if betas[i] != 1]
+        if not known:
+            return aims
+        sums, masses = ([state[f"{kind}{i}/{name}"] for name, i in known] for kind in ("sum", "mass"))
+        ms = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
+        there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
+        for (name, _), m, mass, where in zip(known, ms, masses, there, strict=True):
+            aims[name] = Aim(m, where.view(mass.shape))
+        return aims
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
-        """For each layer, how far the clients are from m: |d_i - m|^2 / p, `[K]`."""
-        seen: dict[str, Tensor] = {}
-        for name in params:
-            if name not in arrival.update or s.estimator == "literal":
-                continue
-            m, defined = (0.0, None) if s.target == "uniform" else expected(state, name, chosen(state, name))
-            away = arrival.update[name].double() - m
-            inside = both(defined, arrival.scope[name])
-            away = cleared(away, inside)
-            count = away[0].numel() if inside is None else total(inside.expand_as(away)).clamp(min=1)
-            seen[name] = total(away.square()) / count
-        return seen
+        """For each layer, how far the clients are from m: |d_i - m|^2, `[K, layers]`."""
+        names = [name for name in params if name in arrival.update]
+        if not names or s.estimator == "literal":
+            return {}
+        aims = expected(state, chosen(state, names))
+        inside = {name: both(by_entry(aims[name].there), arrival.scope[name]) for name in names}
+        return {"away": products(apart(arrival.update, aims, inside), len(arrival.ctx.ids))[0]}
 
-    def aim(state: Tree, name: str, blended: Blended) -> tuple[Tensor | float, Tensor | None]:
-        """This round's target of one layer, and where it and X are both defined."""
-        m, defined = (0.0, None) if s.target == "uniform" else expected(state, name, chosen(state, name))
+    def aim(state: Tree, which: dict[str, int], blended: Blended) -> dict[str, Aim]:
+        """This round's targets, and where they and X are both defined."""
+        aims = expected(state, which)
         if s.target == "uniform" and blended.plain:
-            m = blended.plain[name]
-        return m, both(defined, blended.covered[name])
+            aims = {name: Aim(blended.plain[name]) for name in aims}
+        return {name: Aim(m, both(there, blended.covered[name])) for name, (m, there) in aims.items()}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         doubt(blended, ctx, s)
         names = [name for name in params if name in blended.update]
-        weight = blended.weight / blended.weight.sum()
-        ready = ctx.round > s.warmup and len(weight) >= 2 and (s.target != "ema" or int(state["rounds"]) > 0)
-        pulls = {name: pull(blended, name, *aim(state, name, blended), weight, ctx, s) for name in names if ready}
-        strong = strongest({name: noise for name, (c, noise) in pulls.items() if c is not None}, s.only)
-        update, after, report = dict(blended.update), dict(state), {}
-        for name in names:
-            c = pulls[name][0] if name in strong else None
-            if s.beta_role == "coefficient" and c is not None:
-                after[f"smooth/{name}"] = s.beta * state[f"smooth/{name}"] + (1 - s.beta) * c
-                c = float(after[f"smooth/{name}"])
-            c = 1.0 if c is None else c
-            if c != 1:
-                update[name] = shrunk(blended.update[name], *aim(state, name, blended), c)
-            follow(after, name, blended)
-            report[f"c/{name}"] = c
-            if s.learn_beta:
-                report[f"beta/{name}"] = betas[chosen(state, name)]
+        which = chosen(state, names)
+        aims = aim(state, which, blended)
+        ready = len(names) > 0 and ctx.round > s.warmup and len(blended.weight) >= 2
+        pulls = measured(blended, aims, state, ctx, s) if ready else {}
+        after, cs = dict(state), dict.fromkeys(names, 1.0)
+        for name in strongest({name: pull.noise for name, pull in pulls.items()}, s.only):
+            c, _, smooth = pulls[name]
+            if s.beta_role == "coefficient":
+                c = s.beta * smooth + (1 - s.beta) * c
+                after[f"smooth/{name}"] = torch.full_like(state[f"smooth/{name}"], c)
+            cs[name] = c
+        update = blended.update | shrunk(blended.update, aims, {name: c for name, c in cs.items() if c != 1})
+        follow(after, names, blended)
         after["rounds"] = state["rounds"] + 1
-        values = [report[f"c/{name}"] for name in names] or [1.0]
+        report = {f"c/{name}": c for name, c in cs.items()}
+        if s.learn_beta:
+            report |= {f"beta/{name}": betas[i] for name, i in which.items()}
+        values = list(cs.values()) or [1.0]
         report |= {"c_min": min(values), "c_max": max(values)}
         log.debug("Round %d: c_min=%.4f, c_max=%.4f", ctx.round, report["c_min"], report["c_max"])
         return update, after, report
 
-    def follow(state: Tree, name: str, blended: Blended) -> None:
+    def follow(state: Tree, names: list[str], blended: Blended) -> None:
         """The targets take in this round's X, after it was judged by them."""
-        x, covered = blended.update[name], blended.covered[name]
-        if s.learn_beta:
-            errors = []
-            known = expected(state, name, 0)[1]  # the same for all but beta = 1, which is charged there too
-            for i in range(len(betas)):
-                m, _ = expected(state, name, i)
-                errors.append(total(cleared(x - m, both(known, covered)).square())[0])
-            state[f"miss/{name}"] = FORGET * state[f"miss/{name}"] + torch.stack(errors)[None]
-        for i, beta in enumerate(betas if s.target == "ema" else ()):
-            for key, new in ((f"sum{i}/{name}", x), (f"mass{i}/{name}", torch.ones_like(state[f"mass{i}/{name}"]))):
-                moved = beta * state[key] + (1 - beta) * new
-                state[key] = moved if covered is None else torch.where(covered, moved, state[key])
+        if s.learn_beta and names:
+            # all but beta = 1 are defined at the same entries, and that one is charged there too
+            known = expected(state, dict.fromkeys(names, 0))
+            inside = {name: both(known[name].there, blended.covered[name]) for name in names}
+            aims = [expected(state, dict.fromkeys(names, i)) for i in range(len(betas))]
+            misses = torch.stack([products(apart(blended.update, some, inside), 1)[0, 0] for some in aims], dim=1)
+            for name, miss in zip(names, misses, strict=True):
+                state[f"miss/{name}"] = FORGET * state[f"miss/{name}"] + miss[None]
+        for i, beta in enumerate(betas if s.target == "ema" and names else ()):
+            sums, masses = ([state[f"{kind}{i}/{name}"] for name in names] for kind in ("sum", "mass"))
+            new = torch._foreach_mul([blended.update[name] for name in names], 1 - beta)
+            sums = torch._foreach_add(torch._foreach_mul(sums, beta), new)
+            masses = torch._foreach_add(torch._foreach_mul(masses, beta), 1 - beta)
+            for name, *moved in zip(names, sums, masses, strict=True):
+                covered = blended.covered[name]
+                for key, x in zip((f"sum{i}/{name}", f"mass{i}/{name}"), moved, strict=True):
+                    state[key] = x if covered is None else torch.where(covered, x, state[key])
 
     def check(method: Method) -> None:
         if [step.name for step in method.blend.steps].count("stein") > 1:
@@ -155,28 +165,78 @@ def stein(layout: Layout, settings: Settings) -> Step:
     return Step(apply, init, watch, name="stein", needs_mean=True, plain=s.target == "uniform", check=check)
 
 
-def shrunk(x: Tensor, m: Tensor | float, inside: Tensor | None, c: float) -> Tensor:
-    g = m + c * (x - m)
-    return g if inside is None else torch.where(inside, g, x)
+class Aim(NamedTuple):
+    """A layer's target."""
+
+    m: Tensor | None = None  # None: zero
+    there: Tensor | None = None  # where it is defined: one boolean, or one an entry; None: everywhere
 
 
-def pull(
-    blended: Blended, name: str, m: Tensor | float, inside: Tensor | None, weight: Tensor, ctx: Ctx, s: Settings
-) -> tuple[float | None, float]:
-    """(c, p v / D) of one layer; None where c is not defined, as where clients voted on different coordinates."""
-    away = cleared(blended.update[name] - m, inside)
-    p = away.numel() if inside is None else int(inside.expand_as(away).sum())
-    d, w2 = float(total(away.square())), float(weight.square().sum())
-    if p <= 2 or d <= NOTHING * float(total(blended.update[name].square())) or w2 >= 1 or name in blended.apart:
-        return None, 0.0
-    if s.estimator == "literal":
-        return clamped(1 - (p - 2) * (d / p) / d), 1.0
-    q = p * float((weight * blended.seen[name]).sum())
-    if s.target == "uniform":
-        q += float(total(cleared(m * (m - 2 * blended.update[name]), inside)))
-    f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
-    noise = f * (w2 / (1 - w2)) * max(q / d - 1, 0.0)
-    return clamped(1 - (p - 2) / p * noise), noise
+class Pull(NamedTuple):
+    """What the data say of one layer."""
+
+    c: float
+    noise: float  # p v / D
+    smooth: float  # c so far, where it is smoothed
+
+
+def apart(x: Tree, aims: dict[str, Aim], inside: dict[str, Tensor | None]) -> list[Term]:
+    """x - m of every layer."""
+    known = {name: m for name, (m, _) in aims.items() if m is not None}
+    away = dict(zip(known, torch._foreach_neg(list(known.values())), strict=True)) if known else {}
+    return [Term(x[name], away.get(name), None, inside[name]) for name in aims]
+
+
+def by_entry(there: Tensor | None) -> Tensor | None:
+    """None also for one boolean: where that is false, p is 0, so nothing comes of the layer."""
+    return None if there is None or there.numel() == 1 else there
+
+
+def shrunk(update: Tree, aims: dict[str, Aim], c: dict[str, float]) -> Tree:
+    """m + c (X - m) of these layers."""
+    if not c:
+        return {}
+    xs, ms = [update[name] for name in c], [aims[name].m for name in c]
+    ms = [torch.zeros_like(x) if m is None else m for x, m in zip(xs, ms, strict=True)]
+    gs = torch._foreach_add(ms, torch._foreach_mul(torch._foreach_sub(xs, ms), list(c.values())))
+    inside = [by_entry(aims[name].there) for name in c]
+    return {n: g if m is None else torch.where(m, g, x) for n, g, x, m in zip(c, gs, xs, inside, strict=True)}
+
+
+def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> dict[str, Pull]:
+    """Every layer's pull; the device is waited for once."""
+    inside = {name: by_entry(there) for name, (_, there) in aims.items()}
+    terms = [term._replace(other=term.x) for term in apart(blended.update, aims, inside)]
+    d, _, size = products(terms, 1)[:, 0]
+    weight, one = blended.weight / blended.weight.sum(), d.new_ones(1)
+    parts = [
+        d,
+        size,
+        d if s.estimator == "literal" else total((weight[:, None] * blended.seen["away"]).T),
+        torch.stack([one[0] if there is None else there.sum(dtype=one.dtype) for _, there in aims.values()]),
+        torch.cat([state.get(f"smooth/{name}", one) for name in aims]),
+        total(weight.square()[None]),
+        state["rounds"].double(),
+    ]
+    *found, w2, rounds = torch.cat(parts).tolist()
+    if s.target == "ema" and not rounds:
+        return {}
+    pulls = {}
+    for i, (name, (_, there)) in enumerate(aims.items()):
+        d, size, q, count, smooth = found[i :: len(aims)]
+        entries = blended.update[name].numel()
+        p = entries if there is None else int(count) * (entries // there.numel())
+        if p <= 2 or d <= NOTHING * size or w2 >= 1 or name in blended.apart:
+            continue
+        if s.estimator == "literal":
+            pulls[name] = Pull(clamped(1 - (p - 2) * (d / p) / d), 1.0, smooth)
+            continue
+        if s.target == "uniform":
+            q += d - size  # the clients were compared with zero
+        f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
+        noise = f * (w2 / (1 - w2)) * max(q / d - 1, 0.0)
+        pulls[name] = Pull(clamped(1 - (p - 2) / p * noise), noise, smooth)
+    return pulls
 
 
 def clamped(c: float) -> float:

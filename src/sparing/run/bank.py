@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import CheckpointError, MethodError
+from sparing.core.reduce import has_kernels
 from sparing.core.tree import Tree, prefixed, under
 
 
@@ -75,28 +76,44 @@ class MemoryBank:
         self.row_of = np.zeros(self.clients, np.int64)  # pages of zeros: no memory until a client is written
         self.used = 1
         self.rows = {name: x.to(self.device, copy=True) for name, x in self.template.items()}
+        self.asked: tuple[Tensor, int, np.ndarray] | None = None
 
     def read(self, ids: Tensor) -> Tree:
         if not self.template:
             return {}
-        index = torch.from_numpy(self.row_of[checked_ids(ids, self.clients)]).to(self.device)
+        index = self.index(self.who(ids))
         return {name: x.index_select(0, index) for name, x in self.rows.items()}
+
+    def who(self, ids: Tensor) -> np.ndarray:
+        """These clients, checked; who is read is soon written, and then the device is not waited for again."""
+        if self.asked is None or self.asked[0] is not ids or self.asked[1] != ids._version:
+            self.asked = ids, ids._version, checked_ids(ids, self.clients)
+        return self.asked[2]
+
+    def index(self, client: np.ndarray) -> Tensor:
+        return torch.from_numpy(self.row_of[client]).to(self.device, non_blocking=True)
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if not self.template and not rows:
             return
-        client = checked_ids(ids, self.clients)
+        client = self.who(ids)
         rows = checked_rows(rows, self.template, len(client))
         new = client[self.row_of[client] == 0]
         self.grow(self.used + len(new))
         self.row_of[new] = np.arange(self.used, self.used + len(new))
         self.used += len(new)
-        index = torch.from_numpy(self.row_of[client]).to(self.device)
+        index = self.index(client)
         for name, x in rows.items():
-            self.rows[name][index] = x.to(self.device)
+            self.rows[name].index_copy_(0, index, x.to(self.device))
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
-        index = self.row_of[checked_ids(ids, self.clients)].tolist()
+        client = checked_ids(ids, self.clients)
+        if self.rows and all(has_kernels(x) and x.dtype == torch.float32 for x in self.rows.values()):
+            from sparing.core.gpu.mixtures import mixed
+
+            index, weight = self.index(client), weight.float().to(self.device, non_blocking=True)
+            return {name: mixed(x, index, weight) for name, x in self.rows.items()}
+        index = self.row_of[client].tolist()
         out = {
             n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=self.device) for n, x in self.rows.items()
         }
