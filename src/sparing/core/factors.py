@@ -9,6 +9,8 @@ column is (channel, width). Of M ~ A B, B is a convolution along the width, (r, 
     True
 """
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -57,12 +59,22 @@ def factors_of(u: Tensor, s: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, T
 def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     """`[K, m, r(, kh, 1)]` and `[K, r, n(, 1, kw)]` -> the weights `[K, m, n(, kh, kw)]`.
 
-    Row by row in memory of its own, since a library's batched product depends on who else is in the batch.
+    Row by row in memory of its own, since a library's batched product depends on who else is in the batch; on a GPU
+    in a kernel of ours, which does not.
     """
+    if a_K.is_cuda and a_K.dtype == torch.float32 and has_triton():
+        from sparing.core.gpu.factors import products
+
+        return products(a_K, b_K)
     shape = (a_K.shape[1], b_K.shape[2], *((a_K.shape[3], b_K.shape[4]) if a_K.ndim == 5 else ()))
     tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
     rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
     return weight_of(torch.stack(rows), shape)
+
+
+@cache
+def has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 class FactoredLinear(nn.Module):
