@@ -91,8 +91,9 @@ def evaluate_all(
         load(work, tree, 0)
         found = scores(work, loss, x, y, torch.arange(len(x), device=x.device))
         area = micro_aucs(found.guesses, found.y, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
-        figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]]).tolist()
-    return dict(zip(("accuracy", "loss", "auc"), figures, strict=True)) | {"count": len(x)}
+        figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]])
+    hit, lost, under = figures.tolist()
+    return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x)}
 
 
 COPIES: "WeakKeyDictionary[nn.Module, list[tuple[tuple, Working]]]" = WeakKeyDictionary()

@@ -29,13 +29,13 @@ def micro_aucs(scores: Tensor, y: Tensor, owner: Tensor, k: int) -> Tensor:
     order = flat.argsort(stable=True)
     if k > 1:
         order = order[who[order].argsort(stable=True)]
-    size, whose, place = flat[order], who[order], torch.arange(len(flat), device=flat.device)
-    same = (size[1:] == size[:-1]) & (whose[1:] == whose[:-1])
-    edge = same.new_zeros(min(len(flat), 1))
-    first = torch.where(torch.cat([edge, same]), 0, place).cummax(0).values
-    last = torch.where(torch.cat([same, edge]), len(flat), place).flip(0).cummin(0).values.flip(0)
-    rank = torch.empty_like(flat, dtype=torch.float64)
-    rank[order] = (first + last).double() / 2 + 1  # the mean rank of equal scores
+    size, whose = flat[order], who[order]
+    fresh = (size[1:] != size[:-1]) | (whose[1:] != whose[:-1])
+    group = torch.cat([fresh.new_zeros(min(len(flat), 1)), fresh]).cumsum(0)
+    ties = torch.zeros_like(flat, dtype=torch.float64)
+    ties.scatter_add_(0, group, torch.ones_like(ties))
+    rank = torch.empty_like(ties)
+    rank[order] = (ties.cumsum(0) - (ties - 1) / 2)[group]  # the mean rank of equal scores
     count = torch.zeros(k, dtype=torch.float64, device=flat.device)
     count.index_add_(0, owner, torch.ones_like(owner, dtype=torch.float64))
     below = torch.zeros_like(count).index_add_(0, owner, rank.view_as(scores).gather(1, y[:, None])[:, 0])
