@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from sparing.core.svd import PROBES, decomposed, energy, exact, residual, warm
+from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, residual, warm
 from sparing.core.threads import intra_op
 
 
@@ -113,3 +113,18 @@ def test_bits_do_not_depend_on_threads_and_threads_are_left_as_they_were():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(192, 96), (64, 300), (300, 260)])
+def test_gpu_agrees_with_the_cpu(shape):
+    m = gaussian(2, *shape)
+    found, fallbacks = decomposed(m.cuda(), 20, exact(m, 20).v.cuda(), lambda: probes(m).cuda())
+    assert fallbacks == 0
+    assert all(x.is_cuda and x.dtype == m.dtype for x in found)
+    here = found._replace(u=found.u.cpu(), s=found.s.cpu(), v=found.v.cpu())
+    assert -1e-6 < excess(m, here) < 0.03
+    if min(shape) <= HOST:
+        want = exact(m, 20)
+        both = (x.u * x.s[:, None] @ x.v.mT for x in (here, want))
+        assert torch.allclose(*both, atol=1e-5), "exact on either"

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.core.tree import cat, sha256, tree_of
+from sparing.core.tree import cat, sha256, to, tree_of
 from sparing.task.clients import Clients
-from sparing.task.evaluate import evaluate, evaluate_all
+from sparing.task.evaluate import COPIES, WIDE, evaluate, evaluate_all
 from sparing.task.losses import cross_entropy, squared_error
 
 SIZES = [4, 0, 1, 700]
@@ -100,6 +100,34 @@ def test_evaluating_changes_nothing():
         assert before == (sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled())
         assert modes == [layer.training for layer in model.modules()]
         assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_copy_serves_again_until_the_model_is_another():
+    model, data = net(), cohort()
+    tree, other = tree_of(model), tree_of(net())
+    first = evaluate_all(model, cross_entropy, tree, data.x, data.y)
+    ((_, copy),) = COPIES[model]
+    assert evaluate_all(model, cross_entropy, other, data.x, data.y)["loss"] != first["loss"]
+    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
+    assert COPIES[model][0][1] is copy
+    evaluate_all(model, cross_entropy, tree, data.x, data.y, static=True)
+    model[3].p = 0.1
+    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
+    assert COPIES[model][0][1] is not copy
+    assert len(COPIES[model]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [False, True])
+def test_gpu_agrees_with_the_cpu(static):
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3 * WIDE + 5, 6, generator=g), torch.randint(3, (3 * WIDE + 5,), generator=g)
+    model = net()
+    tree = tree_of(model)
+    here = evaluate_all(model, cross_entropy, tree, x, y, static)
+    for place in ("cpu", "cuda"):
+        there = evaluate_all(model, cross_entropy, to(tree, "cuda"), x.to(place), y.to(place), static)
+        assert there == pytest.approx(here, abs=1e-3)
 
 
 @pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm2d(4)])

@@ -64,7 +64,7 @@ def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Callable[[], Te
 def exact(m: Tensor, rank: int) -> Svd:
     wide = m.shape[1] < m.shape[2]
     x = (m.mT if wide else m).double()
-    v = eigenvectors(x.mT @ x).flip(2)[:, :, :rank]
+    v = strongest(x.mT @ x, rank)
     u = x @ v
     s = torch.linalg.vector_norm(u, dim=1)
     s = torch.where(s > TINY * s[:, :1], s, 0.0)
@@ -73,9 +73,10 @@ def exact(m: Tensor, rank: int) -> Svd:
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
 
 
-def eigenvectors(gram: Tensor) -> Tensor:
+def strongest(gram: Tensor, rank: int) -> Tensor:
+    """Eigenvectors of the largest eigenvalues, falling."""
     here = gram.cpu() if gram.shape[1] <= HOST else gram
-    return torch.linalg.eigh(here).eigenvectors.to(gram.device, non_blocking=True)
+    return torch.linalg.eigh(here).eigenvectors.flip(2)[:, :, :rank].to(gram.device, non_blocking=True)
 
 
 def warm(m: Tensor, old: Tensor, probes: Tensor) -> tuple[Svd, Tensor]:
