@@ -6,6 +6,7 @@ The loop path hands in one client's parameters, the stacked path the same tensor
 arithmetic but the gradient norm is elementwise, so both use the same lines.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ Pairs = list[tuple[int, int]]
 """Places of the two factors of a layer in a list of parameters."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
+LONG, PARTS = 4096, 16
+"""Rows of so many numbers are cut into so many parts where few sums come of them, or most of a GPU would idle."""
 
 
 def is_plain(phase: Phase) -> bool:
@@ -109,13 +112,22 @@ def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength:
         a, b = params[i], params[j]
         if a.ndim >= 4:
             columns, rows = a.transpose(-4, -3).flatten(-3), b.flatten(-3)  # [r, m k], [r, n k]
-            inner, outer = rows @ rows.mT, columns @ columns.mT
+            inner, outer = squared(rows), squared(columns)
             grads[i] = grads[i] + strength * (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
             grads[j] = grads[j] + strength * (outer @ rows).view(b.shape)
         else:
-            grads[i] = grads[i] + strength * (a @ (b @ b.mT))
+            grads[i] = grads[i] + strength * (a @ squared(b))
             grads[j] = grads[j] + strength * ((a.mT @ a) @ b)
     return grads
+
+
+def squared(rows: Tensor) -> Tensor:
+    """`rows rows^T`."""
+    parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
+    if parts == 1:
+        return rows @ rows.mT
+    cut = rows.unflatten(-1, (parts, -1)).movedim(-2, -3).contiguous()
+    return (cut @ cut.mT).sum(-3)
 
 
 def first_rows(memory: Memory, m: int) -> Memory:

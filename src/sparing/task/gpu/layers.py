@@ -6,14 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparing.core.factors import FactoredConv, FactoredLinear
 from sparing.task.gpu.convolve import Convolution, Taps
 from sparing.task.gpu.dense import Dense
 from sparing.task.gpu.drop import Drop
 from sparing.task.gpu.pool import Pool
+from sparing.task.gpu.thin import Thin
 from sparing.task.keyed import KeyedDropout, Step
 
 DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
 """How kernels multiply float32; bf16 they multiply as it is."""
+THIN = 64
+"""Ranks and samples up to which the first factor of a dense layer is a kernel of ours."""
 
 
 class Past:
@@ -34,6 +38,26 @@ class GpuConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return Convolution.apply(input.to(self.weight.dtype), self.weight, self.bias, self.taps, self.dots)  # type: ignore[return-value]
+
+
+class GpuFactored(FactoredConv):
+    """The product of both factors takes the place of two thin convolutions: it is small, and one kernel is quicker."""
+
+    taps: Taps
+    dots: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        return Convolution.apply(x.to(weight.dtype), weight, self.bias, self.taps, self.dots)  # type: ignore[return-value]
+
+
+class GpuThin(FactoredLinear):
+    dots: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.b.dtype)
+        z = Thin.apply(x, self.b, self.dots) if x.ndim == 2 and len(x) <= THIN else F.linear(x, self.b)
+        return F.linear(z, self.a, self.bias)  # type: ignore[arg-type]
 
 
 class GpuPool(nn.MaxPool2d):
@@ -75,6 +99,12 @@ def quicken(module: nn.Module, precision: str) -> Past:
         if fits_conv(layer):
             relu = getattr(layer, "relu", False)
             turn(layer, GpuConv, taps=Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], relu), dots=dots)
+        elif fits_factored(layer):
+            side, stride, pad = layer.a.shape[2], layer.down["stride"][0], layer.down["padding"][0]
+            taps = Taps(side, side, stride, pad, getattr(layer, "relu", False))
+            turn(layer, GpuFactored, taps=taps, dots=dots)
+        elif type(layer) is FactoredLinear and len(layer.b) <= THIN:
+            turn(layer, GpuThin, dots=dots)
         elif fits_pool(layer):
             turn(layer, GpuPool, relu=getattr(layer, "relu", False))
         elif type(layer) is KeyedDropout:
@@ -92,7 +122,7 @@ def join(module: nn.Module) -> None:
             if type(layer) is not nn.ReLU or hooked(layer):
                 continue
             before, after = layers[i - 1] if i else None, layers[i + 1] if i + 1 < len(layers) else None
-            host = after if fits_pool(after) else before if fits_conv(before) else None
+            host = after if fits_pool(after) else before if fits_conv(before) or fits_factored(before) else None
             if host is not None:
                 object.__setattr__(host, "relu", True)
                 chain[i] = nn.Identity()
@@ -116,6 +146,16 @@ def fits_conv(layer: Any) -> bool:
         return False
     same = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
     return same and layer.padding[0] < layer.kernel_size[0]
+
+
+def fits_factored(layer: Any) -> bool:
+    """The same of a convolution in two factors."""
+    if type(layer) is not FactoredConv or isinstance(layer.down["padding"], str) or hooked(layer):
+        return False
+    (high, pad), (wide, other) = ([way[key] for key in ("stride", "padding")] for way in (layer.down, layer.across))
+    side = layer.a.shape[2]
+    flat = layer.down["dilation"] == layer.across["dilation"] == (1, 1)
+    return flat and high[0] == wide[1] and pad[0] == other[1] < side == layer.b.shape[3]
 
 
 def fits_pool(layer: Any) -> bool:
