@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparing.core.factors import factor_shapes, product
+from sparing.core.factors import LONG, factor_shapes, product, squared
 
 SHAPES = [((64, 32, 3, 3), 32), ((6, 8, 3, 2), 5), ((5, 3, 1, 4), 1), ((70, 130), 33), ((128, 1000), 64)]
 
@@ -32,3 +32,10 @@ def test_gpu_agrees_with_the_cpu_and_rows_are_exact(shape, rank):
         assert torch.equal(product(a[k : k + 1].cuda(), b[k : k + 1].cuda())[0], whole[k])
     a, b = (4 * a).round(), (4 * b).round()
     assert torch.equal(product(a.cuda(), b.cuda()).cpu(), product(a, b)), "sums of whole numbers are exact"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [100, LONG, LONG + 1, 12544])
+def test_squares_of_long_rows_on_a_gpu(n):
+    rows = torch.randn(3, 5, n, dtype=torch.float64)
+    assert torch.allclose(squared(rows.cuda()).cpu(), squared(rows))

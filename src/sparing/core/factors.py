@@ -9,6 +9,7 @@ column is (channel, width). Of M ~ A B, B is a convolution along the width, (r, 
     True
 """
 
+import math
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -18,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Shape = tuple[int, ...]
+LONG, PARTS = 4096, 16
+"""Rows of so many numbers are cut into so many parts on a GPU: few sums come of them, and most of it would idle."""
 
 
 def matrix_of(weight_K: Tensor) -> Tensor:
@@ -70,6 +73,15 @@ def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
     rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
     return weight_of(torch.stack(rows), shape)
+
+
+def squared(rows: Tensor) -> Tensor:
+    """`rows rows^T`: `[..., r, n]` -> `[..., r, r]`."""
+    parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
+    if parts == 1:
+        return rows @ rows.mT
+    cut = rows.unflatten(-1, (parts, -1)).movedim(-2, -3).contiguous()
+    return (cut @ cut.mT).sum(-3)
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.factors import squared
 from sparing.core.threads import intra_op
 
 PROBES = 8
@@ -64,7 +65,7 @@ def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Callable[[], Te
 def exact(m: Tensor, rank: int) -> Svd:
     wide = m.shape[1] < m.shape[2]
     x = (m.mT if wide else m).double()
-    v = strongest(x.mT @ x, rank)
+    v = strongest(squared(x.mT), rank)
     u = x @ v
     s = torch.linalg.vector_norm(u, dim=1)
     s = torch.where(s > TINY * s[:, :1], s, 0.0)

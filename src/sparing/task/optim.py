@@ -6,13 +6,13 @@ The loop path hands in one client's parameters, the stacked path the same tensor
 arithmetic but the gradient norm is elementwise, so both use the same lines.
 """
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparing.core.factors import squared
 from sparing.core.protocols import Phase
 from sparing.core.tree import Layout, Tree
 
@@ -21,8 +21,6 @@ Pairs = list[tuple[int, int]]
 """Places of the two factors of a layer in a list of parameters."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
-LONG, PARTS = 4096, 16
-"""Rows of so many numbers are cut into so many parts where few sums come of them, or most of a GPU would idle."""
 
 
 def is_plain(phase: Phase) -> bool:
@@ -119,15 +117,6 @@ def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength:
             grads[i] = grads[i] + strength * (a @ squared(b))
             grads[j] = grads[j] + strength * ((a.mT @ a) @ b)
     return grads
-
-
-def squared(rows: Tensor) -> Tensor:
-    """`rows rows^T`."""
-    parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
-    if parts == 1:
-        return rows @ rows.mT
-    cut = rows.unflatten(-1, (parts, -1)).movedim(-2, -3).contiguous()
-    return (cut @ cut.mT).sum(-3)
 
 
 def first_rows(memory: Memory, m: int) -> Memory:
