@@ -68,8 +68,8 @@ def exact(m: Tensor, rank: int) -> Svd:
     v = strongest(squared(x.mT), rank)
     u = x @ v
     s = torch.linalg.vector_norm(u, dim=1)
-    s = torch.where(s > TINY * s[:, :1], s, 0.0)
-    u = u / torch.where(s > 0, s, torch.inf)[:, None]
+    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
+    u = u / s.masked_fill(s == 0, torch.inf)[:, None]
     u, v = (v, u) if wide else (u, v)
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
 
