@@ -77,6 +77,10 @@ def test_float_targets_have_no_accuracy():
     out = evaluate(nn.Linear(6, 1), squared_error, tree_of(nn.Linear(6, 1)), data, torch.tensor([0]))
     assert bool(out["accuracy"].isnan().all())
     assert bool(out["loss"].isfinite().all())
+    two = {name: x.expand(2, *x.shape[1:]) for name, x in tree_of(nn.Linear(6, 1)).items()}
+    out = evaluate(nn.Linear(6, 1), squared_error, two, data, torch.tensor([0, 0]), stacked=True)
+    assert bool(out["auc"].isnan().all())
+    assert bool(out["loss"].isfinite().all())
 
 
 def test_evaluating_changes_nothing():

@@ -16,8 +16,8 @@ from sparing.task.keyed import KeyedDropout, Step
 
 DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
 """How kernels multiply float32; bf16 they multiply as it is."""
-THIN = 64
-"""Ranks and samples up to which the first factor of a dense layer is a kernel of ours."""
+THIN, FEW = 64, 32
+"""Ranks, and samples of a client, up to which the first factor of a dense layer is a kernel of ours."""
 
 
 class Past:
@@ -56,7 +56,7 @@ class GpuThin(FactoredLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.b.dtype)
-        z = Thin.apply(x, self.b, self.dots) if x.ndim == 2 and len(x) <= THIN else F.linear(x, self.b)
+        z = Thin.apply(x, self.b, self.dots) if x.ndim == 2 and len(x) <= FEW else F.linear(x, self.b)
         return F.linear(z, self.a, self.bias)  # type: ignore[arg-type]
 
 
