@@ -16,7 +16,7 @@ import time
 import torch
 import torch.nn.functional as F
 
-from sparing.core.factors import matrix_of
+from sparing.core.factors import matrix_of, product
 from sparing.core.keys import Ctx
 from sparing.core.tree import layout_of, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
@@ -81,8 +81,8 @@ def measured(fit, models, names):
             m = matrix_of(model[name])[0].double()
             for ratio in RATIOS[1:]:
                 r = rank_of(tuple(model[name].shape[1:]), ratio)
-                u, s, v = (state[f"{kind}/{name}"][0, ..., :r].double() for kind in "usv")
-                error, least = torch.dist(m, u * s @ v.T), best[name][r:].double().norm()
+                a, b = state[f"a/{name}"][:, :, :r].double(), state[f"b/{name}"][:, :r].double()
+                error, least = torch.dist(m, matrix_of(product(a, b))[0]), best[name][r:].double().norm()
                 excess.append(float(error / least) - 1)
     return statistics.median(full), statistics.median(ours), max(excess), statistics.mean(excess), fallbacks
 

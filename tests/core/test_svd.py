@@ -1,9 +1,11 @@
 """Decompositions: the exact one is exact, the one that goes on is near it, and says so when it is not."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from sparing.core.svd import PROBES, decomposed, energy, exact, residual, warm
+from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, residual, warm
 from sparing.core.threads import intra_op
 
 
@@ -50,7 +52,7 @@ def test_going_on_after_low_rank_drift_is_within_three_percent(drift_rank):
     for t in range(3):
         push = gaussian(2, 180, drift_rank, seed=2 * t + 1) @ gaussian(2, drift_rank, 150, seed=2 * t + 2)
         m = m + push * (0.3 * energy(m) / energy(push)).sqrt()[:, None, None].float()
-        found, fallbacks = decomposed(m, 24, v, probes(m))
+        found, fallbacks = decomposed(m, 24, v, partial(probes, m))
         assert fallbacks == 0
         assert 0 <= excess(m, found) < 0.03
         v = found.v
@@ -60,7 +62,7 @@ def test_a_new_direction_orthogonal_to_all_that_was_known_is_found():
     m = gaussian(1, 120, 120)
     u, s, vt = torch.linalg.svd(m[0])
     moved = (m[0] + 2 * s[0] * u[:, -1:] @ vt[-1:])[None]
-    found, fallbacks = decomposed(moved, 15, vt[:15].T[None], probes(m))
+    found, fallbacks = decomposed(moved, 15, vt[:15].T[None], partial(probes, m))
     assert fallbacks == 0
     assert excess(moved, found) < 0.03
 
@@ -74,7 +76,7 @@ def test_a_wholly_new_matrix_takes_more_steps_or_the_exact_one(monkeypatch, step
     v[1] = torch.linalg.svd(new[0]).Vh[-20:].T  # of the new matrix these see nothing
     with intra_op(1):
         alone = warm(m, v, probes(m))[0]
-    found, fallbacks = decomposed(m, 20, v, probes(m))
+    found, fallbacks = decomposed(m, 20, v, partial(probes, m))
     assert excess(m, found) < 0.03
     assert fallbacks == (1 if steps == 1 else 0)
     if fallbacks:
@@ -95,7 +97,7 @@ def test_the_residual_is_estimated_well():
 
 def test_where_the_rank_is_near_the_size_it_starts_anew():
     m = gaussian(1, 40, 40)
-    found, fallbacks = decomposed(m, 16, gaussian(1, 40, 16), probes(m))
+    found, fallbacks = decomposed(m, 16, gaussian(1, 40, 16), partial(probes, m))
     assert fallbacks == 0
     assert all(torch.equal(a, b) for a, b in zip(found, exact(m, 16), strict=True))
 
@@ -106,8 +108,23 @@ def test_bits_do_not_depend_on_threads_and_threads_are_left_as_they_were():
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            seen.append(decomposed(m + 0.1 * gaussian(2, 300, 300, seed=3), 40, v, probes(m))[0])
+            seen.append(decomposed(m + 0.1 * gaussian(2, 300, 300, seed=3), 40, v, partial(probes, m))[0])
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(192, 96), (64, 300), (300, 260)])
+def test_gpu_agrees_with_the_cpu(shape):
+    m = gaussian(2, *shape)
+    found, fallbacks = decomposed(m.cuda(), 20, exact(m, 20).v.cuda(), lambda: probes(m).cuda())
+    assert fallbacks == 0
+    assert all(x.is_cuda and x.dtype == m.dtype for x in found)
+    here = found._replace(u=found.u.cpu(), s=found.s.cpu(), v=found.v.cpu())
+    assert -1e-6 < excess(m, here) < 0.03
+    if min(shape) <= HOST:
+        want = exact(m, 20)
+        both = (x.u * x.s[:, None] @ x.v.mT for x in (here, want))
+        assert torch.allclose(*both, atol=1e-5), "exact on either"

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import sparing
-from sparing.task.metrics import jain, mean, micro_auc, worst_decile
+from sparing.task.metrics import jain, mean, micro_auc, micro_aucs, worst_decile
 
 QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
 TASK = {"data": "digits", "clients": 8, "held_out": 2}
@@ -87,6 +87,17 @@ def test_metrics_against_their_definitions():
     assert jain(a) == pytest.approx(float(a.sum() ** 2 / (30 * (a**2).sum())))
     assert worst_decile(a) == pytest.approx(float(a.sort().values[:3].mean()))
     assert math.isnan(mean(a[:0]))
+
+
+def test_areas_of_many_clients_are_those_of_each():
+    g = torch.Generator().manual_seed(0)
+    count = torch.tensor([3, 0, 50, 1, 20])
+    owner = torch.arange(5).repeat_interleave(count)
+    scores, y = (torch.rand(74, 4, generator=g) * 5).round(), torch.randint(4, (74,), generator=g)
+    found = micro_aucs(scores, y, owner, 5).tolist()
+    parts = zip(scores.split(count.tolist()), y.split(count.tolist()), strict=True)
+    assert found == pytest.approx([micro_auc(some, labels) for some, labels in parts], abs=0, nan_ok=True)
+    assert math.isnan(found[1])
 
 
 def test_regression_has_a_loss_but_no_accuracy():

@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, matrix_of, product
 from sparing.core.svd import exact
-from sparing.core.tree import Kind, layout_of, tree_of
+from sparing.core.tree import Kind, layout_of, to, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
 from sparing.task.models import network
 from support import make_ctx
@@ -288,6 +288,20 @@ def test_learning_goes_on_from_the_last_decomposition():
             )
             assert best.norm() <= error.norm() < 1.03 * best.norm()
             assert not torch.equal(state[f"v/{name}"], anew[f"v/{name}"]), "not decomposed from nothing"
+
+
+@pytest.mark.gpu
+def test_gpu_agrees_with_the_cpu():
+    net = made(3, deep)
+    fit, model = lowrank(layout_of(net), DEFAULTS), tree_of(net)
+    there = to(model, "cuda")
+    (here, report), (state, said) = (fit.learn(fit.init(x), x, CTX) for x in (model, there))
+    assert said == pytest.approx(report, abs=1e-5)
+    for size in (1, 2, 3):
+        small, large = fit.shrink(here, model, size, CTX), fit.shrink(state, there, size, CTX)
+        assert all(large[name].is_contiguous() for name in small)
+        whole, grown = fit.grow(parts(small), size, CTX)[0], fit.grow(parts(large), size, CTX)[0]
+        assert all(torch.allclose(grown[name].cpu(), x, atol=1e-5) for name, x in whole.items())
 
 
 def parts(tree):

@@ -8,6 +8,7 @@ from sparing.core.keys import Ctx
 from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Grown, tree_of
+from sparing.parts.lowrank import resized_module
 from sparing.task.augment import augments
 from sparing.task.clients import Clients
 from sparing.task.local import train
@@ -142,3 +143,15 @@ def test_dense_weights_are_not_formed():
     after = both(model, data, Local((PLAIN,)), start_of(model))[1][0]
     assert isinstance(after.added["7.weight"], Product)
     assert not isinstance(after.added["10.weight"], Product)
+
+
+@pytest.mark.parametrize("ranks", [{}, {"2.weight": 8, "7.weight": 16}, {"2.weight": 1, "7.weight": 64}])
+def test_factored_layers(ranks):
+    torch.manual_seed(0)
+    model, data = resized_module(cnn(), ranks).cuda(), clients([8, 8, 8, 8])
+    start = {name: x if len(x.shape) < 3 else torch.randn_like(x) / 8 for name, x in start_of(model).items()}
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        loop, graph = both(model, data, Local((PLAIN._replace(frobenius=0.01),)), start)
+    for name, x in loop[0].items():
+        torch.testing.assert_close(graph[0][name], x, rtol=5e-4, atol=5e-5)
+    assert isinstance(graph[0].added.get("7.weight"), Product) == (not ranks), "nothing else keeps it from being formed"

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.core.tree import cat, sha256, tree_of
+from sparing.core.tree import cat, sha256, to, tree_of
 from sparing.task.clients import Clients
-from sparing.task.evaluate import evaluate, evaluate_all
+from sparing.task.evaluate import COPIES, WIDE, evaluate, evaluate_all
 from sparing.task.losses import cross_entropy, squared_error
 
 SIZES = [4, 0, 1, 700]
@@ -77,6 +77,10 @@ def test_float_targets_have_no_accuracy():
     out = evaluate(nn.Linear(6, 1), squared_error, tree_of(nn.Linear(6, 1)), data, torch.tensor([0]))
     assert bool(out["accuracy"].isnan().all())
     assert bool(out["loss"].isfinite().all())
+    two = {name: x.expand(2, *x.shape[1:]) for name, x in tree_of(nn.Linear(6, 1)).items()}
+    out = evaluate(nn.Linear(6, 1), squared_error, two, data, torch.tensor([0, 0]), stacked=True)
+    assert bool(out["auc"].isnan().all())
+    assert bool(out["loss"].isfinite().all())
 
 
 def test_evaluating_changes_nothing():
@@ -100,6 +104,34 @@ def test_evaluating_changes_nothing():
         assert before == (sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled())
         assert modes == [layer.training for layer in model.modules()]
         assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_copy_serves_again_until_the_model_is_another():
+    model, data = net(), cohort()
+    tree, other = tree_of(model), tree_of(net())
+    first = evaluate_all(model, cross_entropy, tree, data.x, data.y)
+    ((_, copy),) = COPIES[model]
+    assert evaluate_all(model, cross_entropy, other, data.x, data.y)["loss"] != first["loss"]
+    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
+    assert COPIES[model][0][1] is copy
+    evaluate_all(model, cross_entropy, tree, data.x, data.y, static=True)
+    model[3].p = 0.1
+    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
+    assert COPIES[model][0][1] is not copy
+    assert len(COPIES[model]) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("static", [False, True])
+def test_gpu_agrees_with_the_cpu(static):
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(3 * WIDE + 5, 6, generator=g), torch.randint(3, (3 * WIDE + 5,), generator=g)
+    model = net()
+    tree = tree_of(model)
+    here = evaluate_all(model, cross_entropy, tree, x, y, static)
+    for place in ("cpu", "cuda"):
+        there = evaluate_all(model, cross_entropy, to(tree, "cuda"), x.to(place), y.to(place), static)
+        assert there == pytest.approx(here, abs=1e-3)
 
 
 @pytest.mark.parametrize("norm", [nn.Identity, lambda: nn.BatchNorm2d(4)])

@@ -9,13 +9,18 @@ column is (channel, width). Of M ~ A B, B is a convolution along the width, (r, 
     True
 """
 
+import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparing.core.gpu import ready
+
 Shape = tuple[int, ...]
+LONG, PARTS = 4096, 16
+"""Rows of so many numbers are cut into so many parts on a GPU: few sums come of them, and most of it would idle."""
 
 
 def matrix_of(weight_K: Tensor) -> Tensor:
@@ -57,12 +62,26 @@ def factors_of(u: Tensor, s: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, T
 def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     """`[K, m, r(, kh, 1)]` and `[K, r, n(, 1, kw)]` -> the weights `[K, m, n(, kh, kw)]`.
 
-    Row by row in memory of its own, since a library's batched product depends on who else is in the batch.
+    Row by row in memory of its own, since a library's batched product depends on who else is in the batch; on a GPU
+    in a kernel of ours, which does not.
     """
+    if ready(a_K) and a_K.dtype == torch.float32:
+        from sparing.core.gpu.factors import products
+
+        return products(a_K, b_K)
     shape = (a_K.shape[1], b_K.shape[2], *((a_K.shape[3], b_K.shape[4]) if a_K.ndim == 5 else ()))
     tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
     rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
     return weight_of(torch.stack(rows), shape)
+
+
+def squared(rows: Tensor) -> Tensor:
+    """`rows rows^T`: `[..., r, n]` -> `[..., r, r]`."""
+    parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
+    if parts == 1:
+        return rows @ rows.mT
+    cut = rows.unflatten(-1, (parts, -1)).movedim(-2, -3).contiguous()
+    return (cut @ cut.mT).sum(-3)
 
 
 class FactoredLinear(nn.Module):

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.gpu import ready
 from sparing.core.parcel import cleared
 from sparing.core.product import Product, formed
-from sparing.core.reduce import cut_of, has_kernels, total
+from sparing.core.reduce import cut_of, total
 from sparing.core.tree import flat
 
 BLOCK = 1 << 22
@@ -32,7 +33,7 @@ class Term(NamedTuple):
 def products(terms: list[Term], k: int) -> Tensor:
     """Sums of a a, or of a a, a b and b b where the terms have a b, of K rows of L terms: `[1 or 3, K, L]` float64."""
     planes = 1 if terms[0].other is None else 3
-    if has_kernels(terms[0].x):
+    if ready(terms[0].x):
         return in_kernels(terms, k, planes)
     out = torch.empty(planes, k, len(terms), dtype=torch.float64, device=terms[0].x.device)
     for i, term in enumerate(terms):

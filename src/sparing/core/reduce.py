@@ -8,13 +8,13 @@ a fixed order of elementwise float64 additions, which every device rounds alike:
     tensor([6.], dtype=torch.float64)
 """
 
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from sparing.core.gpu import ready
 
 LONG = 1 << 18
 """Rows of so many numbers are worth a look at which of them matter, on the CPU."""
@@ -52,7 +52,7 @@ def cut_of(n: int) -> Cut:
 def block_sums(x: Tensor) -> Tensor:
     """`[K, n]` -> `[K, blocks]` float64."""
     cut = cut_of(n := x.shape[1])
-    if has_kernels(x):
+    if ready(x):
         from sparing.core.gpu import sums
 
         return sums.block_sums(x, cut)
@@ -72,16 +72,6 @@ def block_sums(x: Tensor) -> Tensor:
             out = low.clone()
             out.narrow(2, 0, wide - half).add_(high)
     return out[..., 0]
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether `core.gpu` can be used."""
-    return x.is_cuda and has_triton()
-
-
-@cache
-def has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def largest(x: Tensor, k: int | Tensor) -> Tensor:

@@ -3,18 +3,21 @@
 A decomposition from nothing is exact: eigenvectors of the smaller Gram matrix, in float64. One that goes on from the
 right vectors of a matrix that has since moved a little takes a step of subspace iteration and looks at what its
 singular vectors miss of the matrix; where that is too much it takes another, and in the end the exact one. All of it
-runs on one thread, so that its bits do not depend on how many there are.
+runs on one thread, so that its bits do not depend on how many there are. A GPU has its host find the eigenvectors of
+small matrices, which takes the host less time.
 
     >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
     >>> exact(m, 2).s
     tensor([[3., 2.]])
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparing.core.factors import squared
 from sparing.core.threads import intra_op
 
 PROBES = 8
@@ -25,6 +28,8 @@ TOLERANCE = 0.015
 to lie within 3 % of the best (benchmarks/decompose.py)."""
 FLOOR = 1e-6
 """And so much of the whole matrix: more than float32 rounding leaves."""
+HOST = 192
+"""The longest side of a matrix that a GPU hands to its host."""
 TINY = 1e-7
 """Singular values below this share of the largest are zero."""
 
@@ -37,19 +42,22 @@ class Svd(NamedTuple):
     v: Tensor  # [L, columns, r]
 
 
-def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Tensor) -> tuple[Svd, int]:
-    """Of matrices `[L, rows, columns]`, and how many of them could not go on from `old`, their right vectors before.
+def anew(m: Tensor, rank: int) -> bool:
+    """Whether that costs less than going on: the rank comes near the size of the matrix, or the host does it."""
+    side = min(m.shape[1:])
+    return 2 * (rank + PROBES) > side or (m.is_cuda and side <= HOST)
 
-    Where the rank comes near the size of the matrix, going on costs more than starting anew.
-    """
+
+def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Callable[[], Tensor]) -> tuple[Svd, int]:
+    """Of matrices `[L, rows, columns]`, and how many of them could not go on from `old`, their right vectors before."""
     with intra_op(1):
-        if old is None or 2 * (rank + PROBES) > min(m.shape[1:]):
+        if old is None or anew(m, rank):
             return exact(m, rank), 0
-        found, good = warm(m, old, probes)
+        found, good = warm(m, old, probes())
         bad = (~good).nonzero()[:, 0]
         if len(bad):
-            anew = exact(m[bad], rank)
-            for x, y in zip(found, anew, strict=True):
+            again = exact(m[bad], rank)
+            for x, y in zip(found, again, strict=True):
                 x[bad] = y
         return found, len(bad)
 
@@ -57,13 +65,19 @@ def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Tensor) -> tupl
 def exact(m: Tensor, rank: int) -> Svd:
     wide = m.shape[1] < m.shape[2]
     x = (m.mT if wide else m).double()
-    v = torch.linalg.eigh(x.mT @ x).eigenvectors.flip(2)[:, :, :rank]
+    v = strongest(squared(x.mT), rank)
     u = x @ v
     s = torch.linalg.vector_norm(u, dim=1)
-    s = torch.where(s > TINY * s[:, :1], s, 0.0)
-    u = u / torch.where(s > 0, s, torch.inf)[:, None]
+    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
+    u = u / s.masked_fill(s == 0, torch.inf)[:, None]
     u, v = (v, u) if wide else (u, v)
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
+
+
+def strongest(gram: Tensor, rank: int) -> Tensor:
+    """Eigenvectors of the largest eigenvalues, falling."""
+    here = gram.cpu() if gram.shape[1] <= HOST else gram
+    return torch.linalg.eigh(here).eigenvectors.flip(2)[:, :, :rank].to(gram.device, non_blocking=True)
 
 
 def warm(m: Tensor, old: Tensor, probes: Tensor) -> tuple[Svd, Tensor]:

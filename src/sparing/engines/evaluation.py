@@ -19,6 +19,7 @@ from sparing.core.tree import Tree, cat, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
 from sparing.task.evaluate import evaluate as evaluate_rows
 from sparing.task.evaluate import evaluate_all
+from sparing.task.precision import precise
 
 
 class Wanted(NamedTuple):
@@ -30,7 +31,12 @@ class Wanted(NamedTuple):
 
 
 def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
-    """The federation after round t."""
+    """The federation after round t, as exactly as it trains."""
+    with precise(job.precision):
+        return looked_at(job, bank, server, t, wanted)
+
+
+def looked_at(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
     task = job.task
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,10 +31,11 @@ def weights(weighting: str, temperature: float, ratios: Sequence[float], of: Seq
 
 def by_rank(weighting: str, temperature: float, ratios: Sequence[float], sizes: Sizes) -> Weigh:
     """`ratio`, `factor`: a softmax over the clients that came; `uniform`: all alike."""
-    table = weights(weighting, temperature, ratios, of=ratios)
+    table = tuple(weights(weighting, temperature, ratios, of=ratios))
 
     def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
-        return at(table, sizes(arrival.ctx)), {}
+        size_K = sizes(arrival.ctx)
+        return placed(table, size_K.device)[size_K], {}
 
     return Weigh(of, most=lambda ctx: float(ctx.cohort), name=f"rank ({weighting})")
 
@@ -48,17 +50,19 @@ def history(weighting: str, temperature: float, ratios: Sequence[float], sizes: 
     (old,) = weights(weighting, temperature, ratios, of=[1.0])
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
-        size = sizes(arrival.ctx)
-        return {"ratio": at(ratios, size), "weight": at(table, size)}
+        return {"size": sizes(arrival.ctx)}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        if bool((blended.seen["ratio"] == max(ratios)).any()):
+        came = blended.seen["size"].tolist()
+        if any(ratios[size] == max(ratios) for size in came):
             return blended.update, state, {"history": 0.0}
-        share = old / (float(total(blended.seen["weight"][None])) + old)
+        share = old / (float(total(torch.tensor([[table[size] for size in came]], dtype=torch.float64))) + old)
         return {name: x * (1 - share) for name, x in blended.update.items()}, state, {"history": share}
 
     return Step(apply, watch=watch, name="history")
 
 
-def at(table: Sequence[float], index: Tensor) -> Tensor:
-    return torch.tensor(table, dtype=torch.float64, device=index.device)[index]
+@cache
+def placed(table: tuple[float, ...], device: torch.device) -> Tensor:
+    """The numbers on a device, put there once."""
+    return torch.tensor(table, dtype=torch.float64, device=device)

@@ -5,6 +5,7 @@ Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts,
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +52,12 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
             m = torch.cat([matrix_of(model[name]) for name in names])
             m = m if m.dtype == torch.float64 else m.float()
             before = torch.cat([old[f"v/{name}"] for name in names]) if old else None
-            found, missed = decomposed(m, rank, before, probes(ctx, names, columns, m))
+            found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
             fallbacks += missed
             for i, name in enumerate(names):
-                state |= {f"{kind}/{name}": x[i : i + 1].clone() for kind, x in found._asdict().items()}
+                u, s, v = (x[i : i + 1] for x in found)
+                a, b = factors_of(u, s, v, layout.shapes[name])
+                state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s.clone(), f"v/{name}": v.clone()}
         return state, fallbacks
 
     def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
@@ -63,9 +66,8 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
             if (rank := ranks[size].get(name)) is None:
                 out[name] = x
                 continue
-            u, s, v = (state[f"{kind}/{name}"][..., :rank] for kind in "usv")
-            a, b = factors_of(u, s, v, layout.shapes[name])
-            out |= {part: y.to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
+            a, b = state[f"a/{name}"][:, :, :rank], state[f"b/{name}"][:, :rank]
+            out |= {part: y.contiguous().to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
         return out
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
@@ -191,8 +193,7 @@ def refuse_tied(model: nn.Module, ranks: dict[str, int]) -> None:
 
 def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Tensor:
     """Random columns for each matrix, `[L, columns, PROBES]`, the same on every device."""
-    if ctx is None:
-        return like.new_zeros(len(names), columns, PROBES)
+    assert ctx is not None  # nothing goes on from before the first round
     keys = torch.cat([ctx.common.keys(f"fedhm/{name}") for name in names]).to(like.device)
     return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
 
@@ -201,11 +202,11 @@ def quality(model: Tree, state: Tree, ranks: dict[str, int]) -> Report:
     """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors."""
     report: Report = {}
     missed, whole = 0.0, 0.0
-    for name, rank in ranks.items():
-        s = state[f"s/{name}"][:, None, :rank]
-        size, caught = float(energy(model[name].flatten(2))), float(energy(s))
+    cut = {name: state[f"s/{name}"][:, :rank].double() for name, rank in ranks.items()}
+    sums = [torch.cat([energy(model[name].flatten(2)), energy(s[:, None]), s.sum(1)]) for name, s in cut.items()]
+    for name, (size, caught, root) in zip(ranks, torch.stack(sums).tolist(), strict=True):
         gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
         report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
-        report[f"factor_norm/{layer}"] = float(s.double().sum()) ** 0.5
+        report[f"factor_norm/{layer}"] = root**0.5
         missed, whole = missed + gap, whole + size
     return report | {"approximation_error": (missed / whole) ** 0.5 if whole else 0.0}

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import CheckpointError, MethodError
-from sparing.core.reduce import has_kernels
+from sparing.core.gpu import ready
 from sparing.core.tree import Tree, prefixed, under
 
 
@@ -108,7 +108,7 @@ class MemoryBank:
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
         client = checked_ids(ids, self.clients)
-        if self.rows and all(has_kernels(x) and x.dtype == torch.float32 for x in self.rows.values()):
+        if self.rows and all(ready(x) and x.dtype == torch.float32 for x in self.rows.values()):
             from sparing.core.gpu.mixtures import mixed
 
             index, weight = self.index(client), weight.float().to(self.device, non_blocking=True)

@@ -25,7 +25,7 @@ from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
 from sparing.task.optim import is_plain
 from sparing.task.schedule import in_order, plan_of, reported
-from sparing.task.working import Working, trained, working_copy
+from sparing.task.working import Working, signature, trained, working_copy
 
 PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
 """Layers that look at each sample alone and have nothing to train."""
@@ -123,12 +123,6 @@ def implicit(
 
 COPIES: "WeakKeyDictionary[nn.Module, list[tuple[tuple, Working]]]" = WeakKeyDictionary()
 """Working copies that nobody trains with now, and what their models were like: making one takes milliseconds."""
-
-
-def signature(model: nn.Module, device: torch.device) -> tuple:
-    """What a working copy takes over from its model, beside the shapes."""
-    layers = tuple((type(layer), getattr(layer, "p", None), layer.training) for layer in model.modules())
-    return device, layers, tuple((x.shape, x.dtype, x.requires_grad) for x in model.state_dict(keep_vars=True).values())
 
 
 def still_copy(model: nn.Module, device: torch.device) -> Working:

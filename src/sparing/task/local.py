@@ -19,7 +19,7 @@ from sparing.task.clients import Clients
 from sparing.task.implicit import can_imply, implicit, most_visits
 from sparing.task.loop import loop
 from sparing.task.losses import Loss
-from sparing.task.optim import OPTIMISERS, Aside
+from sparing.task.optim import OPTIMISERS, Aside, factor_pairs
 from sparing.task.precision import precise
 from sparing.task.stacked import stacked
 from sparing.task.working import check_names
@@ -82,6 +82,8 @@ def train(
         raise ConfigError(f"clients to train must be among 0 .. {len(data) - 1}, seen {who.tolist()[:8]}")
     device = next(iter(start.values())).device if start else torch.device("cpu")
     memory = memory if memory is not None else {}
+    if not factor_pairs(list(start)):
+        local = local._replace(phases=tuple(phase._replace(frobenius=0.0) for phase in local.phases))
     recorded = graph and path == "stacked" and not memory and anchor is None and pull is None
     if recorded and can_capture(local, start):
         with precise(precision):

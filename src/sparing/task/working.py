@@ -49,6 +49,12 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     return Working(module, step, state, alias, scratch, params, dense, last, device)
 
 
+def signature(model: nn.Module, device: torch.device) -> tuple:
+    """What a working copy takes over from its model, beside the shapes."""
+    layers = tuple((type(layer), getattr(layer, "p", None), layer.training) for layer in model.modules())
+    return device, layers, tuple((x.shape, x.dtype, x.requires_grad) for x in model.state_dict(keep_vars=True).values())
+
+
 def likes_channels_last(module: nn.Module) -> bool:
     """Measured on one core: 1.1 to 1.35 times as fast, 1.03 for ResNet-18 with BatchNorm.
 

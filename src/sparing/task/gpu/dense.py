@@ -19,7 +19,7 @@ def gram_kernel(
     """out[part, b, v] = sum over a part of the features of h[b] * past[v]; v was visited in an earlier step."""
     k, part = tl.program_id(1).to(tl.int64), tl.program_id(0)
     b, v = tl.arange(0, BB), tl.arange(0, BV)
-    seen = tl.load(step) * B
+    seen = tl.minimum(tl.load(step) * B, V)
     h += k * B * n
     past += k * V * n
     total = tl.zeros((BB, BV), tl.float32)
@@ -41,7 +41,7 @@ def spread_kernel(
     k = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * BL + tl.arange(0, BL)
     b, v = tl.arange(0, BB), tl.arange(0, BV)
-    seen = tl.load(step) * B
+    seen = tl.minimum(tl.load(step) * B, V)
     x = tl.load(p + k * B * V + b[:, None] * V + v[None, :], mask=(b < B)[:, None] & (v < V)[None, :], other=0.0)
     y = tl.load(past + (k * V + v[:, None]) * n + at[None, :], mask=(v < seen)[:, None] & (at < n)[None, :], other=0.0)
     place, fine = (k * B + b[:, None]) * n + at[None, :], (b < B)[:, None] & (at < n)[None, :]

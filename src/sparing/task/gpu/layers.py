@@ -7,15 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sparing.core.factors import FactoredConv, FactoredLinear
 from sparing.task.gpu.convolve import Convolution
 from sparing.task.gpu.dense import Dense
 from sparing.task.gpu.drop import Drop
 from sparing.task.gpu.gather import Taps
 from sparing.task.gpu.pool import Pool
+from sparing.task.gpu.thin import Thin
 from sparing.task.keyed import KeyedDropout, Step
 
 DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
 """How kernels multiply float32; bf16 they multiply as it is."""
+THIN, FEW = 64, 32
+"""Ranks, and samples of a client, up to which the first factor of a dense layer is a kernel of ours."""
 
 
 class Past:
@@ -37,6 +41,26 @@ class GpuConv(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         return Convolution.apply(input.to(self.weight.dtype), self.weight, self.bias, self.taps, self.dots)  # type: ignore[return-value]
+
+
+class GpuFactored(FactoredConv):
+    """The product of both factors takes the place of two thin convolutions: it is small, and one kernel is quicker."""
+
+    taps: Taps
+    dots: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        return Convolution.apply(x.to(weight.dtype), weight, self.bias, self.taps, self.dots)  # type: ignore[return-value]
+
+
+class GpuThin(FactoredLinear):
+    dots: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.b.dtype)
+        z = Thin.apply(x, self.b, self.dots) if x.ndim == 2 and len(x) <= FEW else F.linear(x, self.b)
+        return F.linear(z, self.a, self.bias)  # type: ignore[arg-type]
 
 
 class GpuPool(nn.MaxPool2d):
@@ -77,8 +101,13 @@ def quicken(module: nn.Module, precision: str) -> Past:
     join(module)
     for name, layer in module.named_modules():
         if fits_conv(layer):
-            joined = [getattr(layer, name, False) for name in ("relu", "zeroed", "zeroes")]
-            turn(layer, GpuConv, taps=Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], *joined), dots=dots)
+            taps = Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], *joined(layer))
+            turn(layer, GpuConv, taps=taps, dots=dots)
+        elif fits_factored(layer):
+            side, stride, pad = layer.a.shape[2], layer.down["stride"][0], layer.down["padding"][0]
+            turn(layer, GpuFactored, taps=Taps(side, side, stride, pad, *joined(layer)), dots=dots)
+        elif type(layer) is FactoredLinear and len(layer.b) <= THIN:
+            turn(layer, GpuThin, dots=dots)
         elif fits_pool(layer):
             turn(layer, GpuPool, relu=getattr(layer, "relu", False), flat=getattr(layer, "flat", False))
         elif type(layer) is KeyedDropout:
@@ -95,12 +124,12 @@ def join(module: nn.Module) -> None:
         for i, (layer, after) in enumerate(pairwise([*layers, None])):
             before = layers[i - 1] if i else None
             if type(layer) is nn.ReLU and not hooked(layer):
-                host = after if fits_pool(after) else before if fits_conv(before) else None
+                host = after if fits_pool(after) else before if convolves(before) else None
                 if host is None:
                     continue
                 tell(host, "relu")
                 chain[i] = nn.Identity()
-                if host is before and fits_conv(after):
+                if host is before and convolves(after):
                     tell(before, "zeroed")
                     tell(after, "zeroes")
             elif fits_pool(layer):
@@ -113,6 +142,11 @@ def tell(layer: Any, what: str) -> None:
     object.__setattr__(layer, what, True)
 
 
+def joined(layer: nn.Module) -> list[bool]:
+    """What a convolution was told, as `Taps` wants it."""
+    return [getattr(layer, name, False) for name in ("relu", "zeroed", "zeroes")]
+
+
 def turn(layer: nn.Module, into: type, **about: Any) -> None:
     layer.__class__ = into
     for name, value in about.items():
@@ -123,6 +157,10 @@ def hooked(layer: nn.Module) -> bool:
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
+def convolves(layer: Any) -> bool:
+    return fits_conv(layer) or fits_factored(layer)
+
+
 def fits_conv(layer: Any) -> bool:
     """Square, equally padded with zeros, in one group."""
     if type(layer) is not nn.Conv2d or layer.groups != 1 or layer.padding_mode != "zeros" or hooked(layer):
@@ -131,6 +169,16 @@ def fits_conv(layer: Any) -> bool:
         return False
     same = all(len(set(pair)) == 1 for pair in (layer.kernel_size, layer.stride, layer.padding))
     return same and layer.padding[0] < layer.kernel_size[0]
+
+
+def fits_factored(layer: Any) -> bool:
+    """The same of a convolution in two factors."""
+    if type(layer) is not FactoredConv or isinstance(layer.down["padding"], str) or hooked(layer):
+        return False
+    (high, pad), (wide, other) = ([way[key] for key in ("stride", "padding")] for way in (layer.down, layer.across))
+    side = layer.a.shape[2]
+    flat = layer.down["dilation"] == layer.across["dilation"] == (1, 1)
+    return flat and high[0] == wide[1] and pad[0] == other[1] < side == layer.b.shape[3]
 
 
 def fits_pool(layer: Any) -> bool:
