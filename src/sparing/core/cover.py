@@ -19,6 +19,10 @@ class Cover:
         if bool((scope == scope[:1]).all()):
             return self.join(scope[:1], share_K.sum())
         dense = self.spread(scope)
+        if scope.is_cuda:
+            votes = share_K.to(dense, non_blocking=True) @ scope.flatten(1).double()
+            dense.add_(votes.reshape(dense.shape))
+            return None
         for k, share in enumerate(share_K.tolist()):
             dense.add_(scope[k : k + 1], alpha=share)
         return None
@@ -48,8 +52,8 @@ class Cover:
 
     def votes(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight per coordinate, broadcastable to what was voted on, and where it is positive (None: everywhere)."""
-        if self.dense is None and self.mask is None and self.total is not None and bool(self.total > 0):
-            return self.total, None
+        if self.dense is None and self.total is not None and bool(self.total > 0):
+            return self.total, None if self.mask is None else self.mask.to(like.device)  # elsewhere the sum is zero
         votes = self.dense
         if votes is None:
             assert self.total is not None

@@ -1,0 +1,26 @@
+"""What takes many operations of torch, as Triton kernels for a GPU: with the same bits, all layers and clients at once.
+
+Every kernel has a plain path beside it, in the module that calls it, for CPUs and machines without Triton.
+"""
+
+from functools import cache, lru_cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+
+@cache
+def found() -> bool:
+    return find_spec("triton") is not None
+
+
+def ready(x: Tensor) -> bool:
+    """Whether the kernels can take this tensor."""
+    return x.is_cuda and found()
+
+
+@lru_cache(maxsize=256)
+def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """These numbers on a device, `[n]` int64; brought there once, since a copy is waited for."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device)
