@@ -138,6 +138,17 @@ def test_what_the_bytes_are_spent_on() -> None:
     assert int(nbytes(parcel)) == 33
 
 
+def test_masks_of_several_grains_are_counted_among_what_is_left() -> None:
+    filters, one = torch.tensor([[[True], [False], [True]]]), torch.tensor([[[True]], [[False]]])
+    full = torch.tensor([[[True, False], [False, False], [True, True]]])
+    for keep in ((filters, full & filters), (one, full & one), (filters, filters), (full,)):
+        value = torch.ones(2, 3, 2)
+        for mask in keep:
+            value = value * mask
+        parcel = Parcel({"w": Leaf(value, None, tuple(mask.expand(2, -1, -1) for mask in keep))}, {})
+        assert nbytes(parcel).tolist() == [len(to_bytes(parcel, k)) for k in range(2)]
+
+
 @pytest.mark.parametrize("tight", [False, True])
 def test_no_clients_take_no_bytes(tight: bool) -> None:
     keep = torch.zeros(0, 9, 9, dtype=torch.bool)

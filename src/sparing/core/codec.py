@@ -96,15 +96,16 @@ def feedback(codec: Codec, private: frozenset[str] = frozenset()) -> Codec:
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         residual = under("residual", state)
         leaves = dict(parcel.leaves)
-        for name in residual.keys() & leaves.keys():
+        names = [name for name in residual if name in leaves]
+        for name in names:
             leaf = leaves[name]
             leaves[name] = leaf._replace(value=cleared(leaf.value + residual[name], leaf.scope))
         wanted = Parcel(leaves, parcel.notes)
         out, inner = codec.encode(wanted, under("inner", state), view)
-        decoded = codec.decode(out, view.ctx)
-        for name in residual.keys() & leaves.keys():
-            left = wanted.leaves[name].value - decoded.leaves[name].value
-            scope = wanted.leaves[name].scope
+        decoded = codec.decode(out, view.ctx).leaves
+        for name in names:
+            here, there, scope = leaves[name].value, decoded[name].value, leaves[name].scope
+            left = torch.zeros_like(here) if there is here else here - there
             residual[name] = left if scope is None else torch.where(scope, left, residual[name])
         return out, prefixed("residual", residual) | prefixed("inner", inner)
 

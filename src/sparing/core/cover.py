@@ -24,6 +24,10 @@ class Cover:
         if bool((scope == scope[:1]).all()):
             return self.join(scope[:1], total)
         dense = self.spread(scope)
+        if scope.is_cuda:
+            votes = share_K.to(dense, non_blocking=True) @ scope.flatten(1).double()
+            dense.add_(votes.reshape(dense.shape))
+            return None
         for k, share in enumerate(share_K.tolist()):
             dense.add_(scope[k : k + 1], alpha=share)
         return None
@@ -54,9 +58,9 @@ class Cover:
 
     def votes(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight per coordinate, broadcastable to what was voted on, and where it is positive (None: everywhere)."""
-        total = self.total if self.dense is None and self.mask is None else None
+        total = self.total if self.dense is None else None
         if total is not None and (self.positive or bool(total > 0)):
-            return total, None
+            return total, None if self.mask is None else self.mask.to(like.device)  # elsewhere the sum is zero
         votes = self.dense
         if votes is None:
             assert self.total is not None

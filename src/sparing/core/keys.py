@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.core.gpu import ready
 from sparing.core.later import Doubts
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -110,6 +111,10 @@ class Ctx(NamedTuple):
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""
         word = hashlib.blake2b(f"{self.seed}/{self.round}/{tag}".encode(), digest_size=8).digest()
         base = signed(int.from_bytes(word, "little"))
+        if ready(self.ids):
+            from sparing.core.gpu.draws import keys_of
+
+            return keys_of(self.ids, base)
         scramble = mix_few if self.ids.device.type == "cpu" else mix
         return scramble(scramble(self.ids.to(torch.int64) * signed(GOLDEN) + 1) ^ base)
 
@@ -128,6 +133,10 @@ def choose(keys: Tensor, d: int, k: int) -> Tensor:
         raise ValueError(f"cannot choose {k} of {d} positions")
     if k in (0, d):
         return torch.full((len(keys), d), k == d, dtype=torch.bool, device=keys.device)
+    if ready(keys):
+        from sparing.core.gpu import select
+
+        return select.choose(keys, d, k)
     if d > BLOCK:
         return torch.stack([choose_in_band(key, d, k) for key in keys.split(1)])
     words = hashes(keys, d)

@@ -17,6 +17,7 @@ Values are zero wherever they are not sent, so a parcel has one form only and `f
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -83,7 +84,13 @@ def sent(leaf: Leaf) -> Tensor | None:
 
 def cleared(value: Tensor, mask: Tensor | None) -> Tensor:
     """The value with zeros wherever the mask is false."""
-    return value if mask is None else torch.where(mask, value, torch.zeros((), dtype=value.dtype, device=value.device))
+    return value if mask is None else torch.where(mask, value, zero(value.dtype, value.device))
+
+
+@cache
+def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once: on a device it would be an operation each time."""
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -82,6 +82,9 @@ def largest(x: Tensor, k: int | Tensor) -> Tensor:
     >>> largest(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), 2)
     tensor([[False,  True,  True, False]])
     """
+    if ready(x) and x.dtype == torch.float32:
+        k = k if isinstance(k, Tensor) else torch.full((1,), k, device=x.device)
+        return largest_of_each(x, (x.shape[1],), k.expand(x.shape[0])[:, None])
     k_K = torch.as_tensor(k, device=x.device).expand(x.shape[0]).clamp(0, x.shape[1])[:, None]
     most = int(k_K.max()) if k_K.numel() else 0
     if most == 0:
@@ -99,6 +102,22 @@ def largest(x: Tensor, k: int | Tensor) -> Tensor:
         tied = size == cut
         chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare)
     return chosen if bool((cut > 0).all()) else chosen & (size != 0)
+
+
+def largest_of_each(x: Tensor, lengths: tuple[int, ...], k_KS: Tensor) -> Tensor:
+    """The same of every stretch of the rows, each with k of its own, `[K, S]` int64.
+
+    >>> largest_of_each(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), (1, 3), torch.tensor([[1, 1]]))
+    tensor([[ True,  True, False, False]])
+    """
+    if ready(x) and x.dtype == torch.float32:
+        from sparing.core.gpu import select
+
+        return select.largest(x, lengths, k_KS)
+    if len(lengths) == 1:
+        return largest(x, k_KS[:, 0])
+    parts = zip(x.split(lengths, dim=1), k_KS.unbind(1), strict=True)
+    return torch.cat([largest(part, k_K) for part, k_K in parts], dim=1)
 
 
 def places_of_largest(row: Tensor, k: int) -> Tensor:

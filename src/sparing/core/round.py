@@ -313,25 +313,33 @@ def overlay(own: Tree, got: Parcel) -> Tree:
     return start
 
 
-def against(model: Tensor, sent: Leaf | None, arrived: Leaf, scope: Tensor | None) -> Tensor:
-    """An increment on what was sent, as a difference from the model; the same tensor where the model was sent."""
-    value = cleared(arrived.value, scope)  # whoever has no vote must not leak into the sum
-    if sent is not None and sent.value is model:
-        return value
-    shift = cleared(-model if sent is None else sent.value - model, scope)
-    return value + shift if bool(shift.any()) else value
+def against(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
+    """Increments on what was sent, as differences from the model; the same tensors where the model was sent."""
+    update, doubtful = {}, {}
+    for name, value in arrived.items():
+        sent, scope = got.leaves.get(name), votes[name].mask
+        update[name] = cleared(value, scope)  # whoever has no vote must not leak into the sum
+        if sent is None:
+            update[name] = update[name] + cleared(-model[name], scope)
+        elif sent.value is not model[name]:
+            differs = sent.value != model[name]
+            doubtful[name] = (differs if scope is None else differs & scope).any()
+    told = torch.stack(list(doubtful.values())).tolist() if doubtful else []
+    for name in (name for name, differs in zip(doubtful, told, strict=True) if differs):
+        update[name] = update[name] + cleared(got.leaves[name].value - model[name], votes[name].mask)
+    return update
 
 
 def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx) -> tuple[Tree, dict]:
     """Client-sized tensors back in full shape, as differences from the model; the others as they are."""
-    update, scope, resized = {}, {}, {}
+    whole, scope, resized = {}, {}, {}
     for name, leaf in arrived.leaves.items():
-        sent = got.leaves.get(name)
         if name in server.model and leaf.value.shape[1:] == server.model[name].shape[1:]:
-            scope[name] = votes[name].mask
-            update[name] = against(server.model[name], sent, leaf, scope[name])
+            whole[name], scope[name] = leaf.value, votes[name].mask
         else:
+            sent = got.leaves.get(name)
             resized[name] = leaf.value if sent is None else leaf.value + sent.value
+    update = against(server.model, got, whole, votes)
     if method.fit is not None and resized:
         full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]), ctx)
         scope |= covered
@@ -370,9 +378,8 @@ def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> Non
 
 def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:
     """Share of the parameters that somebody voted on."""
-    hit = 0
-    for name in layout.params:
-        if name in update:
-            mask = covered[name]
-            hit += update[name].numel() if mask is None else int(mask.sum())
+    masks = {name: covered[name] for name in layout.params if name in update}
+    hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)
+    counts = [mask.sum() for mask in masks.values() if mask is not None]
+    hit += int(torch.stack(counts).sum()) if counts else 0
     return hit / max(layout.size, 1)

@@ -4,11 +4,13 @@ Where clients keep their own copy of what is shared only in part, this is what p
 sync it is zero. Only a simulation can see it.
 """
 
+import torch
 from torch import Tensor
 
+from sparing.core.gpu import ready
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Method, Train
-from sparing.core.tree import Trained, Tree
+from sparing.core.tree import Trained, Tree, flat
 
 
 class Stale:
@@ -18,8 +20,7 @@ class Stale:
         apart = method.share.own - method.share.private - method.share.values
         self.names = [name for name in method.layout.params if name in apart] if method.fit is None else []
         self.model, self.count = model, 0
-        self.sum: Tree = {}
-        self.square: dict[str, Tensor] = {}
+        self.sums: Tensor | int = 0  # over clients, of what they are away from the model and of its square: [2, n]
 
     def watching(self, train: Train) -> Train:
         """The same training, looked at from the side."""
@@ -34,20 +35,28 @@ class Stale:
 
     def add(self, start: Tree, k: int) -> None:
         self.count += k
-        for name in self.names:
-            away = (start[name].double() - self.model[name]).expand(k, *self.model[name].shape[1:])
-            self.sum[name] = self.sum.get(name, 0) + away.sum(0)
-            self.square[name] = self.square.get(name, 0) + away.square().sum(0)
+        self.sums = self.sums + spreads([(start[name], self.model[name]) for name in self.names], k)
 
     def merge(self, other: "Stale") -> None:
         self.count += other.count
-        for name in other.sum:
-            self.sum[name] = self.sum.get(name, 0) + other.sum[name]
-            self.square[name] = self.square.get(name, 0) + other.square[name]
+        self.sums = self.sums + other.sums
 
     def report(self) -> dict[str, float]:
         if not self.names or self.count < 2:
             return {}
-        n = self.count
-        spread = sum(float((self.square[x] / n - (self.sum[x] / n).square()).clamp(min=0).sum()) for x in self.names)
-        return {"stale_divergence": spread / sum(self.sum[x].numel() for x in self.names)}
+        total, square = torch.as_tensor(self.sums) / self.count
+        spread = (square - total.square()).clamp(min=0).sum()
+        return {"stale_divergence": float(spread) / len(total)}
+
+
+def spreads(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
+    """Of tensors of k clients and the model's: the sums of differences and of their squares, float64 `[2, n]`."""
+    if all(ready(x) for x, _ in pairs):
+        from sparing.core.gpu.spread import spreads as together
+
+        return together([flat(x).expand(k, -1) for x, _ in pairs], [flat(origin)[0] for _, origin in pairs])
+    parts = []
+    for x, origin in pairs:
+        away = flat(x.double() - origin).expand(k, -1)
+        parts.append(torch.stack([away.sum(0), away.square().sum(0)]))
+    return torch.cat(parts, dim=1)

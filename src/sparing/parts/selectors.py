@@ -197,7 +197,8 @@ def selected(
     def drawn(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         """This round's mask. It is asked for many times, so the last one is kept, with what it was chosen from."""
         source = [*state.values(), *(model[name] for name in layout.params)] if select.told else []
-        key = (ctx.seed, ctx.round, ctx.ids.device, *rows(ctx, per_client).ids.tolist(), *map(id, source))
+        source += [ctx.ids] if per_client else []
+        key = (ctx.seed, ctx.round, ctx.ids.device, *map(id, source))
         kept = next(iter(last), None)  # other threads may put theirs in its place
         if kept is None or kept[0] != key:
             kept = key, source, whole | pieces(select.pick(state, model, ctx), layout, select.told)
@@ -259,9 +260,16 @@ def top(score: Tensor, k: int, ctx: Ctx) -> Tensor:
     """The k largest of every row: bool `[K, d]`. Among equals a draw decides, so that none is always passed over."""
     if k == 0:
         return torch.zeros_like(score, dtype=torch.bool)
-    cut = score.kthvalue(score.shape[1] - k + 1, dim=1, keepdim=True).values
+    cut = least_of(score, k)
     mask = score > cut
     for row, tied in zip(mask, score == cut, strict=True):
         equals = tied.nonzero()[:, 0]
         row[equals] = ctx.common.choose("psfed/ties", len(equals), k - int(row.sum()))[0]
     return mask
+
+
+def least_of(score: Tensor, k: int) -> Tensor:
+    """The k-th largest of every row, `[K, 1]`; on a GPU `kthvalue` would leave a long row to one block of threads."""
+    if score.is_cuda:
+        return score.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    return score.kthvalue(score.shape[1] - k + 1, dim=1, keepdim=True).values

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range
+from sparing.core.gpu import brought, ready
 from sparing.core.keys import Ctx, hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
 from sparing.core.protocols import Codec, View
-from sparing.core.reduce import largest, total
+from sparing.core.reduce import largest_of_each, total
 from sparing.core.tree import Layout, Tree, column, flat
 
 log = logging.getLogger("sparing")
@@ -36,15 +37,19 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         chosen = {name: leaf for name, leaf in parcel.leaves.items() if name in params}
-        groups = [[name] for name in chosen] if over == "layer" else [list(chosen)] if chosen else []
         leaves = dict(parcel.leaves)
-        for names in groups:
-            rows = [flat(chosen[name].value) for name in names]
-            values = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]
-            size_K = torch.stack([entries(chosen[name]) for name in names]).sum(dim=0)
-            masks = pick(values, size_K, ratio).split([chosen[name].value[0].numel() for name in names], dim=1)
-            for name, mask in zip(names, masks, strict=True):
-                leaves[name] = kept(chosen[name], mask.reshape(chosen[name].value.shape))
+        for names in groups(chosen, over):
+            some = [chosen[name] for name in names]
+            rows = [flat(leaf.value) for leaf in some]
+            values, widths = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0], [row.shape[1] for row in rows]
+            size, stretches = entries(some), tuple(widths)
+            if over == "model":
+                size, stretches = size.sum(dim=1, keepdim=True), (sum(widths),)
+            mask = pick(values, stretches, size, ratio)
+            sent = zip(cleared(values, mask).split(widths, dim=1), mask.split(widths, dim=1), strict=True)
+            for name, leaf, (value, keep) in zip(names, some, sent, strict=True):
+                value, keep = value.reshape(leaf.value.shape).to(leaf.value.dtype), keep.reshape(leaf.value.shape)
+                leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, keep))
         if chosen and log.isEnabledFor(logging.DEBUG):
             say_sparsity([leaves[name] for name in chosen])
         return Parcel(leaves, parcel.notes), state
@@ -104,22 +109,31 @@ def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
     return Codec(encode, schema=schema, name="randk", lossy=True, traits=traits)
 
 
-def kept(leaf: Leaf, mask: Tensor) -> Leaf:
-    return leaf._replace(value=cleared(leaf.value, mask), keep=(*leaf.keep, mask))
+def groups(leaves: dict[str, Leaf], over: str) -> list[list[str]]:
+    """Which leaves are looked at side by side: on a GPU all of them, since there every operation costs."""
+    together = all(ready(leaf.value) for leaf in leaves.values()) and len({x.value.dtype for x in leaves.values()}) == 1
+    return [list(leaves)] if leaves and (together or over == "model") else [[name] for name in leaves]
 
 
-def entries(leaf: Leaf) -> Tensor:
-    """P: how many entries are in scope, `[K]` int64."""
-    k, size = leaf.value.shape[0], leaf.value[0].numel()
-    if leaf.scope is None:
-        return torch.full((k,), size, device=leaf.value.device)
-    return flat(leaf.scope.expand_as(leaf.value)).sum(dim=1)
+def entries(leaves: list[Leaf]) -> Tensor:
+    """P: how many entries of each leaf are in scope, `[K or 1, S]` int64."""
+    device, sizes = leaves[0].value.device, tuple(math.prod(leaf.value.shape[1:]) for leaf in leaves)
+    if all(leaf.scope is None for leaf in leaves):
+        return brought(sizes, device)[None]
+    k = leaves[0].value.shape[0]
+    counts = [
+        torch.full((k,), n, device=device)
+        if leaf.scope is None
+        else flat(leaf.scope.expand(-1, *leaf.value.shape[1:])).sum(dim=1).expand(k)
+        for leaf, n in zip(leaves, sizes, strict=True)
+    ]
+    return torch.stack(counts, dim=1)
 
 
 def say_sparsity(leaves: list[Leaf]) -> None:
     """A debug line for each client: the share of its entries that are not sent."""
     sent = torch.stack([total(leaf.value != 0) for leaf in leaves]).sum(dim=0)
-    every = torch.stack([entries(leaf) for leaf in leaves]).sum(dim=0)
+    every = entries(leaves).sum(dim=1)
     for share in (sent / every.clamp(min=1)).tolist():
         log.debug("Sparsity: %.2f%%", 100 * (1 - share))
 
@@ -130,13 +144,19 @@ def share_of(size_K: Tensor, ratio: float) -> Tensor:
     return torch.minimum(k_K.clamp(min=1), size_K)
 
 
-def largest_share(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
-    return largest(values, share_of(size_K, ratio))
+def largest_share(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Tensor:
+    return largest_of_each(values, stretches, share_of(size, ratio).expand(len(values), -1))
 
 
-def above_quantile(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
+def above_quantile(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Tensor:
     """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never, NaN always."""
+    parts = zip(values.split(stretches, dim=1), size.unbind(1), strict=True)
+    return torch.cat([above_quantile_of(part, size_K, ratio) for part, size_K in parts], dim=1)
+
+
+def above_quantile_of(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
     size = values.abs()
+    size_K = size_K.expand(len(values))
     place = (1 - ratio) * (size_K.double() - 1).clamp(min=0) + (size.shape[1] - size_K)  # out of scope sorts first
     ordered = size.double().sort(dim=1).values
     low = ordered.gather(1, place.floor().long().clamp(max=size.shape[1] - 1)[:, None])

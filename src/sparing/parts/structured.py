@@ -8,11 +8,13 @@ so F + C bits say which blocks follow. Keeping what was left out is the task of 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.gpu import brought
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, cleared, clients, sent
 from sparing.core.protocols import Blended, Codec, Report, Step, View
@@ -159,20 +161,21 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 
 def pruned(parcel: Parcel, names: list[str]) -> Tensor:
     """Which share of the shared entries did not come, `[K, L + 1]`: by layer, then of all; NaN where none is shared."""
-    device = next((leaf.value.device for leaf in parcel.leaves.values()), None)
-    counts = torch.zeros(clients(parcel), len(names), 2, dtype=torch.float64, device=device)
-    for i, name in enumerate(names):
-        if name in parcel.leaves:
-            leaf = parcel.leaves[name]
-            counts[:, i, 0], counts[:, i, 1] = count(leaf.scope, leaf.value), count(sent(leaf), leaf.value)
-    counts = torch.cat([counts, counts.sum(1, keepdim=True)], dim=1)
-    return 1 - counts[..., 1] / counts[..., 0]
+    device = next((leaf.value.device for leaf in parcel.leaves.values()), torch.device("cpu"))
+    leaves = [parcel.leaves.get(name) for name in names]
+    shared, came = (
+        torch.stack([count(leaf, mask_of, device).expand(clients(parcel)) for leaf in leaves], dim=1).double()
+        for mask_of in (lambda leaf: leaf.scope, sent)
+    )
+    return 1 - torch.cat([came, came.sum(1, keepdim=True)], 1) / torch.cat([shared, shared.sum(1, keepdim=True)], 1)
 
 
-def count(mask: Tensor | None, value: Tensor) -> Tensor | int:
-    """True entries of a mask that broadcasts to the value, `[K or 1]`."""
-    n = value[0].numel()
-    return n if mask is None else flat(mask).sum(1) * (n // mask[0].numel())
+def count(leaf: Leaf | None, mask_of: Callable[[Leaf], Tensor | None], device: torch.device) -> Tensor:
+    """True entries of a mask that broadcasts to the value, `[K or 1]` int64; of a leaf that is not there, 0."""
+    if leaf is None:
+        return brought((0,), device)
+    mask, n = mask_of(leaf), math.prod(leaf.value.shape[1:])
+    return brought((n,), device) if mask is None else flat(mask).sum(1) * (n // math.prod(mask.shape[1:]))
 
 
 def watched(layout: Layout, dense: bool) -> Step:

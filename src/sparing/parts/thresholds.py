@@ -34,24 +34,25 @@ def adaptive(threshold: float) -> Step:
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
         seen = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}
-        for name, x in seen.items():
-            bad = ~(x.isfinite() & ((x >= 0) | (name == "loss")))
-            if bool(bad.any()):
-                k = int(bad.nonzero()[0])
-                who, value = int(arrival.ctx.ids[k]), float(x[k])
-                raise WireError(
-                    f"round {arrival.ctx.round}: client {who} reported a {name} of {value:g}, from which no threshold "
-                    "follows; look at its training"
-                )
+        bad = {name: ~(x.isfinite() & ((x >= 0) | (name == "loss"))) for name, x in seen.items()}
+        if bool(torch.stack(list(bad.values())).any()):
+            name = next(name for name, x in bad.items() if bool(x.any()))
+            k = int(bad[name].nonzero()[0])
+            who, value = int(arrival.ctx.ids[k]), float(seen[name][k])
+            raise WireError(
+                f"round {arrival.ctx.round}: client {who} reported a {name} of {value:g}, from which no threshold "
+                "follows; look at its training"
+            )
         return seen
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         used = state["threshold"][blended.ids]
         rounds, spread = state["rounds"] + 1, state["spread"] + variance(blended.seen["loss"])
-        mean = spread / rounds if int(rounds) > QUIET else torch.zeros_like(spread)
+        mean = torch.where(rounds > QUIET, spread / rounds, torch.zeros_like(spread))
         told = threshold * torch.sigmoid(blended.seen["divergence"] + blended.seen["significance"] + mean)
         after = state["threshold"].clone()
         after[blended.ids] = told.float()
+        used = used.cpu()
         report = {"threshold_mean": float(total(used[None])) / len(used)}
         report |= {"threshold_min": float(used.min()), "threshold_max": float(used.max())}
         report |= {f"threshold/{i}": x for i, x in zip(blended.ids.tolist(), used.tolist(), strict=True)}

@@ -1,11 +1,13 @@
 """How many bytes the leaves of K parcels take: in closed form, or by writing those that are tight."""
 
 import math
-from typing import cast
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.core.gpu import ready
 from sparing.core.parcel import Leaf, Parcel, clients, row
 from sparing.core.wire import index
 from sparing.core.wire.index import Number, packed_size
@@ -15,38 +17,78 @@ POSITIONS = 1 << 25
 """Mask entries whose index sizes are worked out together."""
 
 
-def leaf_sizes(name: str, leaf: Leaf) -> tuple[Number, Number]:
-    """Bytes of one leaf's values and of its indices, a byte apiece for their codes left out.
+class Mask(NamedTuple):
+    """One mask of a leaf, to be counted, and where its index travels, to be measured."""
 
-    Each is a number where it is the same for all clients and no mask is to be counted for it, else `[1]` or `[K]`.
+    bits: Tensor  # bool [R, n]
+    alive: Tensor | None = None  # bool [R', n]: only these positions count; None: all
+    travels: bool = True
+
+
+def leaf_sizes(leaves: dict[str, Leaf]) -> list[tuple[Number, Number]]:
+    """Bytes of each leaf's values and of its indices, a byte apiece for their codes left out.
+
+    Each is a number where it is the same for all clients and no mask is to be counted for it, else an array `[1]` or
+    `[K]`: NumPy's operations on few numbers take less time.
     """
-    if leaf.tight:
-        return written(name, leaf)
+    masks = {name: masks_of(leaf) for name, leaf in leaves.items() if not leaf.tight}
+    found = iter(index_sizes([mask for some in masks.values() for mask in some]))
+    sizes = []
+    for name, leaf in leaves.items():
+        if leaf.tight:
+            sizes.append(written(name, leaf))
+            continue
+        mine = [next(found) for _ in masks[name]]
+        indices = sum(one.size for one, mask in zip(mine, masks[name], strict=True) if mask.travels)
+        sizes.append((value_size(leaf, count_of(leaf, mine)), indices))
+    return sizes
+
+
+def masks_of(leaf: Leaf) -> list[Mask]:
+    """The masks of a leaf in the order in which they are written, each among what those before left; last, where no
+    other way shows how many values are sent, all of them together."""
     shape = leaf.value.shape[1:]
     n = math.prod(shape)
-    indices: Number = 0
-    alive, count = leaf.scope, cast(Number, n)
-    if alive is not None:
-        alive = alive.expand(-1, *shape).reshape(len(alive), n)
-        count = alive.sum(1)
-        if leaf.told:
-            indices = indices + index_sizes(alive).size
-    for keep in leaf.keep:
-        if keep.shape[1:] == shape:
-            universe = None if alive is None else count
-            one, count = index_sizes(keep.reshape(len(keep), n), alive, universe)
-        else:
-            one, count = index_sizes(keep.flatten(1)).size, None
-        indices = indices + one
-        wide = keep.expand(-1, *shape).reshape(len(keep), n)
-        alive = wide if alive is None else alive & wide
-        count = alive.sum(1) if count is None else count
+    alive = None if leaf.scope is None else wide(leaf.scope, shape)
+    masks = [Mask(alive, travels=leaf.told)] if alive is not None and (leaf.told or not leaf.keep) else []
+    for i, keep in enumerate(leaf.keep, 1):
+        full = keep.shape[1:] == shape
+        masks.append(Mask(keep.reshape(len(keep), n), alive) if full else Mask(keep.flatten(1)))
+        if not crossed(leaf) and not (full and i == len(leaf.keep)):
+            alive = wide(keep, shape) if alive is None else alive & wide(keep, shape)
+    if leaf.keep and alive is not None and leaf.keep[-1].shape[1:] != shape:
+        masks.append(Mask(alive, travels=False))
+    return masks
+
+
+def crossed(leaf: Leaf) -> bool:
+    """Whether there are masks, each over axes of its own, such as filters and channels: then counts are multiplied."""
+    axes = [axis for keep in leaf.keep for axis, n in enumerate(keep.shape[1:]) if n != 1]
+    among = len(leaf.keep) > 1 and any(keep.shape[1:] == leaf.value.shape[1:] for keep in leaf.keep)
+    return leaf.scope is None and 0 not in leaf.value.shape[1:] and not among and len(axes) == len(set(axes))
+
+
+def count_of(leaf: Leaf, found: list[index.Sizes]) -> Number:
+    """How many values are sent."""
+    n = math.prod(leaf.value.shape[1:])
+    if not leaf.keep or not crossed(leaf):
+        return found[-1].kept if found else n
+    count: Number = 1
+    for one, keep in zip(found, leaf.keep, strict=True):
+        count, n = count * one.kept, n // math.prod(keep.shape[1:])
+    return count * n
+
+
+def value_size(leaf: Leaf, count: Number) -> Number:
     if leaf.value.dtype != CODES:
-        return count * leaf.value.element_size(), indices
-    width = leaf.bits.reshape(-1).long() if isinstance(leaf.bits, Tensor) else leaf.bits
-    if isinstance(width, Tensor) and isinstance(count, Tensor):
-        width = width.to(count.device)
-    return packed_size(count, width), indices
+        return count * leaf.value.element_size()
+    width = leaf.bits.reshape(-1).long().cpu().numpy() if isinstance(leaf.bits, Tensor) else leaf.bits
+    return packed_size(count, width)
+
+
+def wide(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A mask that broadcasts to the shape, `[R, n]`."""
+    return mask.expand(-1, *shape).reshape(len(mask), math.prod(shape))
 
 
 def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
@@ -60,31 +102,52 @@ def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
         found.append(
             (sum(map(len, values)) - (leaf.value.dtype == CODES), sum(map(len, masks)) - len(leaf.keep) - leaf.told)
         )
-    table = torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
-    value, indices = table.unbind(1)
+    value, indices = np.array(found, dtype=np.int64).reshape(-1, 2).T
     return value, indices
 
 
-def index_sizes(mask: Tensor, alive: Tensor | None = None, universe: Tensor | None = None) -> index.Sizes:
-    """Of bool `[R, n]`, counting only positions alive, `universe` `[R]` of them; a stretch of rows at a time."""
-    rows, n = max(len(mask), 1 if alive is None else len(alive)), mask.shape[1]
-    if alive is None or universe is None:
-        universe = torch.full((rows,), n, device=mask.device)
+def index_sizes(masks: list[Mask]) -> list[index.Sizes]:
+    """Of every mask, in arrays; a device is waited for once."""
+    if masks and all(ready(mask.bits) for mask in masks):
+        return measured_together(masks)
+    found = [measured(mask) if mask.travels else counted(mask) for mask in masks]
+    return [index.Sizes(one.size.cpu().numpy(), one.kept.cpu().numpy()) for one in found]
+
+
+def counted(mask: Mask) -> index.Sizes:
+    kept = mask.bits.sum(1)
+    return index.Sizes(torch.zeros_like(kept), kept)
+
+
+def measured(mask: Mask) -> index.Sizes:
+    """A stretch of rows at a time."""
+    bits, alive = mask.bits, mask.alive
+    rows, n = max(len(bits), 1 if alive is None else len(alive)), bits.shape[1]
+    if alive is None:
+        universe = torch.full((rows,), n, device=bits.device)
     else:
-        mask, alive, universe = mask.expand(rows, n), alive.expand(rows, n), universe.expand(rows)
+        universe, bits, alive = alive.sum(1).expand(rows), bits.expand(rows, n), alive.expand(rows, n)
     step = max(1, POSITIONS // max(n, 1))
     parts = []
     for start in range(0, rows, step):
-        some = mask[start : start + step]
-        bits = some.reshape(-1) if alive is None else some.masked_select(alive[start : start + step])
-        parts.append(index.sizes(bits, universe[start : start + step]))
+        some = bits[start : start + step]
+        some = some.reshape(-1) if alive is None else some.masked_select(alive[start : start + step])
+        parts.append(index.sizes(some, universe[start : start + step]))
     return index.Sizes(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def on_host(found: list[Number]) -> list[Number]:
-    """The same on the CPU; all that lies on a device comes in one copy."""
-    away = [x for x in found if isinstance(x, Tensor) and x.device.type != "cpu"]
-    if not away:
-        return found
-    here = iter(torch.cat(away).cpu().split([len(x) for x in away]))
-    return [next(here) if isinstance(x, Tensor) and x.device.type != "cpu" else x for x in found]
+def measured_together(masks: list[Mask]) -> list[index.Sizes]:
+    """All masks side by side in one row for each client."""
+    from sparing.core.gpu.gaps import gaps_of
+
+    rows = max(len(x) for mask in masks for x in (mask.bits, mask.alive) if x is not None)
+    alive = None
+    if any(mask.alive is not None for mask in masks):
+        everywhere = torch.ones(1, 1, dtype=torch.bool, device=masks[0].bits.device)
+        some = [everywhere if mask.alive is None else mask.alive for mask in masks]
+        alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
+    bits = torch.cat([mask.bits.expand(rows, -1) for mask in masks], dim=1)
+    table = gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks)).cpu()
+    kept = table[:, :, 1]
+    size = index.sizes_from(*table.unbind(2)).size if any(mask.travels for mask in masks) else torch.zeros_like(kept)
+    return [index.Sizes(*one) for one in zip(size.numpy().T, kept.numpy().T, strict=True)]

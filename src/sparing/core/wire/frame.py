@@ -24,7 +24,7 @@ from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, clients, row
-from sparing.core.wire.count import leaf_sizes, on_host
+from sparing.core.wire.count import leaf_sizes
 from sparing.core.wire.index import Buffer, Reader, varint, varint_size
 from sparing.core.wire.section import CODES, array, read_floats, read_leaf, write_leaf
 
@@ -216,10 +216,8 @@ def nbytes(parcel: Parcel) -> Tensor:
 
 def sizes(parcel: Parcel) -> dict[str, Tensor]:
     """What the bytes are spent on: value, index, scale, header, notes, each `[K]` int64 on the CPU."""
-    found = on_host([x for name, leaf in parcel.leaves.items() for x in leaf_sizes(name, leaf)])
     value = indices = scale = body = 0
-    for i, leaf in enumerate(parcel.leaves.values()):
-        a, b = found[2 * i : 2 * i + 2]
+    for (a, b), leaf in zip(leaf_sizes(parcel.leaves), parcel.leaves.values(), strict=True):
         c = 0 if leaf.scale is None else 4 * leaf.scale.shape[1]
         one = a + b + c + len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES)
         value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one

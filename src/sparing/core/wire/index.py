@@ -30,7 +30,7 @@ BLOCK = 1 << 16
 """Positions looked at together where memory must stay small."""
 
 Buffer = bytes | memoryview
-Number = Any  # an int or an int64 tensor of them: the closed forms serve both
+Number = Any  # an int, or int64 numbers in an array or a tensor: the closed forms serve all
 
 
 class Reader:
@@ -92,6 +92,8 @@ class Reader:
 
 
 def bit_length(x: Number) -> Number:
+    if isinstance(x, np.ndarray):
+        return np.frexp(x.astype(np.float64))[1].astype(np.int64)
     return torch.frexp(x.double()).exponent.long() if isinstance(x, Tensor) else x.bit_length()
 
 
@@ -322,8 +324,8 @@ def unary_blocks(reader: Reader, count: int) -> Iterator[np.ndarray]:
 class Sizes(NamedTuple):
     """Of R universes: bytes behind the code byte, and positions kept; `[R]` int64 each."""
 
-    size: Tensor
-    kept: Tensor
+    size: Number
+    kept: Number
 
 
 def sizes(bits: Tensor, universe: Tensor) -> Sizes:
@@ -339,11 +341,22 @@ def sizes(bits: Tensor, universe: Tensor) -> Sizes:
     upto = torch.searchsorted(places, stop)
     kept = upto - torch.nn.functional.pad(upto[:-1], (1, 0))
     last = places[(upto - 1).clamp(min=0)] - (stop - universe)
-    some = kept.clamp(min=1)
-    skipped = (last + 1 - some).clamp(min=0)
-    low = low_bits(some, skipped)
-    quotients = quotient_sums(places, stop - universe, upto, kept, low) if bool(low.any()) else skipped
-    best = torch.minimum(rice_size(some, low, quotients), packed_size(universe, 1))
+    _, low = rice_of(kept, last)
+    quotients = quotient_sums(places, stop - universe, upto, kept, low) if bool(low.any()) else low
+    return sizes_from(universe, kept, last, quotients)
+
+
+def rice_of(kept: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+    """What the gaps before `kept` positions sum to, the last of them given, and how many low bits they then have."""
+    skipped = (last + 1 - kept).clamp(min=0)
+    return skipped, low_bits(kept.clamp(min=1), skipped)
+
+
+def sizes_from(universe: Tensor, kept: Tensor, last: Tensor, quotients: Tensor) -> Sizes:
+    """The same, once it is known how many positions are kept, where the last one is, and the sum of gap >> low."""
+    skipped, low = rice_of(kept, last)
+    rice = rice_size(kept.clamp(min=1), low, torch.where(low > 0, quotients, skipped))
+    best = torch.minimum(rice, packed_size(universe, 1))
     return Sizes(best.masked_fill((kept == 0) | (kept == universe), 0), kept)
 
 
