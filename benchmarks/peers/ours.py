@@ -36,10 +36,15 @@ def enter(spec: Spec, serve: Serve) -> None:
     with closing(fresh(study, job, None)) as run:
 
         def rounds(n: int) -> None:
+            outcomes = []
             for t in range(run.done + 1, run.done + n + 1):
                 ids = job.fleet.cohort(study.seed, t, run.clients, count)
-                run.server, _ = run.engine.round(run.server, ids, t)
-                run.done = t
+                run.server, outcome = run.engine.start(run.server, ids, t)
+                outcomes.append(outcome)
+                if t > run.done + 1:
+                    outcomes.pop(0)()
+            outcomes.pop()()
+            run.done += n
 
         serve(
             rounds,

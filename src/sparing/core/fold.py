@@ -44,13 +44,13 @@ def admitted(
 class Fold:
     """A partial weighted sum over some clients of a round: `add` clients, `merge` folds, then take the `mean`."""
 
-    def __init__(self, model: Tree, total_weight: float, plain: int = 0):
-        """`plain`: so many clients may come whose unweighted mean is wanted too."""
-        self.grid = Grid(model, total_weight)
+    def __init__(self, model: Tree, total_weight: float, plain: int = 0, sizes: Tensor | None = None):
+        """`plain`: so many clients may come whose unweighted mean is wanted too; `sizes`: `bounds` of the model."""
+        self.grid = Grid(model, total_weight, sizes)
         self.roll = Roll()
         self.sum: Tree = {}
         self.cover: dict[str, Cover] = {}
-        self.plain = Fold(model, plain) if plain else None
+        self.plain = Fold(model, plain, sizes=sizes) if plain else None
 
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor], positive: bool = False) -> None:
         """Fold in K clients; `positive`: none of them has weight zero."""
@@ -58,7 +58,8 @@ class Fold:
         share_K = admitted(arrival, weight_K, seen, self.grid, self.roll, looked=together)
         if self.plain:
             self.plain.add(arrival, torch.ones_like(weight_K), {}, positive=True)
-        self.make_room(arrival.update)
+        if not together or self.sum:
+            self.make_room(arrival.update)
         if together:
             sum_together(self.sum, arrival.update, share_K, self.grid, arrival.ctx)
         else:
@@ -66,10 +67,8 @@ class Fold:
                 accumulate(self.sum[name], *terms(update, share_K), self.grid.limit[name])
         total = share_K.sum()
         for name, update in arrival.update.items():
-            scope = arrival.scope.get(name)
-            self.cover[name].add(
-                None if scope is None else scope.expand(-1, *update.shape[1:]), share_K, total, positive
-            )
+            scope, cover = arrival.scope.get(name), self.cover.setdefault(name, Cover())
+            cover.add(None if scope is None else scope.expand(-1, *update.shape[1:]), share_K, total, positive)
 
     def make_room(self, update: Tree) -> None:
         new = {name: x for name, x in update.items() if name not in self.sum}
@@ -78,7 +77,7 @@ class Fold:
         sizes = [math.prod(x.shape[1:]) for x in new.values()]
         empty = torch.zeros(sum(sizes), dtype=torch.float64, device=self.grid.device)
         for (name, x), part in zip(new.items(), empty.split(sizes), strict=True):
-            self.sum[name], self.cover[name] = part.view(1, *x.shape[1:]), Cover()
+            self.sum[name] = part.view(1, *x.shape[1:])
 
     def merge(self, other: "Fold") -> "Fold":
         """Take in another partial sum of the same round; overlap is refused."""
@@ -96,7 +95,7 @@ class Fold:
         covered: dict[str, Tensor | None] = {}
         for name, x in self.sum.items():
             votes, covered[name] = self.cover[name].votes(x)
-            x.div_(votes if covered[name] is None else votes.masked_fill(votes == 0, 1.0))
+            x.div_(votes if votes.ndim == 0 else votes.masked_fill(votes == 0, 1.0))
         apart = frozenset(name for name, cover in self.cover.items() if cover.dense is not None)
         return Blended(self.sum, covered, *order, self.plain.mean(doubts).update if self.plain else None, apart)
 
@@ -153,25 +152,35 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
     """The same on a GPU, all tensors at once: those of every client, and those that come as products."""
     from sparing.core.gpu.fold import folded, picked
 
+    known = dict(sums)
     products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
-    one, device = torch.ones_like(share_K[:1]), share_K.device
-    every = ({n: x for n, x in update.items() if n not in products}, share_K)
-    mixed = ({n: x.weighted(share_K) for n, x in products.items()}, one)
-    for some, share in (every, mixed):
-        if not some:
-            continue
-        parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in some.values()]
-        sizes, total = tuple(x.shape[1] for x in parts), torch.cat([sums[name].view(-1) for name in some])
-        reach = grid.reach[picked(tuple(grid.names.index(name) for name in some), device)]
-        worst = folded(total, torch.cat(parts, 1), share, reach, sizes)
-        for name, part in zip(some, total.split(sizes), strict=True):
-            sums[name] = part.view_as(sums[name])
-        if share is share_K:
-            doubt(ctx.doubts, worst, too_large(list(some), sizes, grid, ctx))
+    every = {n: x for n, x in update.items() if n not in products}
+    device = share_K.device
+    reach = {
+        some: grid.reach[picked(tuple(grid.names.index(name) for name in names), device)]
+        for some, names in (("every", every), ("mixed", products))
+        if names
+    }
+
+    def add(names: Tree, share: Tensor, reach: Tensor) -> Tensor:
+        parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in names.values()]
+        sizes = tuple(x.shape[1] for x in parts)
+        before = torch.cat([sums[name].view(-1) for name in names]) if known else None
+        whole = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 1)
+        total, worst = folded(before, whole, share, reach, sizes)
+        for (name, x), part in zip(names.items(), total.split(sizes), strict=True):
+            sums[name] = part.view(1, *x.shape[1:])
+        return worst
+
+    if every:
+        worst = add(every, share_K, reach["every"])
+        sizes = tuple(math.prod(x.shape[1:]) for x in every.values())
+        doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
-        reach = grid.reach[picked(tuple(grid.names.index(name) for name in products), device)]
+        terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
+        add(terms, torch.ones_like(share_K[:1]).expand(len(next(iter(terms.values())))).contiguous(), reach["mixed"])
         found = torch.stack([x.each_at_most() for x in products.values()])
-        doubt(ctx.doubts, torch.cat([found, reach[:, None]], 1), too_large_products(list(products), ctx))
+        doubt(ctx.doubts, torch.cat([found, reach["mixed"][:, None]], 1), too_large_products(list(products), ctx))
 
 
 def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) -> Judge:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparing.core.gpu import ready
+
 
 class Product(Tensor):
     """`left.mT @ right` for each of K clients, in float32 where the factors are in bfloat16."""
@@ -22,15 +24,16 @@ class Product(Tensor):
     left: Tensor  # [K, r, out]
     right: Tensor  # [K, r, in]
     whole: Tensor | None  # [K, out, in], once formed
+    peak_K: Tensor | None  # [K]: no entry of a client is larger than this, if that is known
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, left: Tensor, right: Tensor) -> "Product":
+    def __new__(cls, left: Tensor, right: Tensor, peak_K: Tensor | None = None) -> "Product":
         shape = (left.shape[0], left.shape[2], right.shape[2])
         dtype = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=left.device)
-        self.left, self.right, self.whole = left, right, None
+        self.left, self.right, self.whole, self.peak_K = left, right, None, peak_K
         return self
 
     @classmethod
@@ -50,6 +53,8 @@ class Product(Tensor):
 
     def each_at_most(self) -> Tensor:
         """The same for each client, `[K]`."""
+        if self.peak_K is not None:
+            return self.peak_K
         left, right = (
             torch.linalg.vector_norm(x.flatten(1), math.inf, dim=1).double() for x in (self.left, self.right)
         )
@@ -57,14 +62,29 @@ class Product(Tensor):
 
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
-        left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)
+        return self.weighted_parts(weight_K).sum(0, keepdim=True)
+
+    def weighted_parts(self, weight_K: Tensor) -> Tensor:
+        """The same as a few terms of a sum, `[terms, out, in]`: factors in bfloat16 are multiplied as they are."""
         right = self.right.flatten(0, 1)
         if right.dtype != torch.bfloat16:
+            left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)
             return (left.T @ right)[None]
-        high, middle = left.bfloat16(), (left - left.bfloat16().float()).bfloat16()
-        low = (left - high.float() - middle.float()).bfloat16()  # three times 8 bits are all of a float32
-        parts = multiplied(torch.cat([high, middle, low], 1).T[None], right[None])
-        return parts.view(3, -1, right.shape[1]).sum(0, keepdim=True)
+        thirds = in_thirds(self.left, weight_K)
+        return multiplied(thirds.T[None], right[None]).view(3, -1, right.shape[1])
+
+
+def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
+    """`left [K, r, out]` times weights as three numbers in bfloat16 each, `[K r, 3 out]`: all the bits of a float32."""
+    if ready(left):
+        from sparing.core.gpu.fold import in_thirds as at_once
+
+        return at_once(left, weight_K)
+    rest, thirds = (left.float() * weight_K.float()[:, None, None]).flatten(0, 1), []
+    for _ in range(3):
+        thirds.append(rest.bfloat16())
+        rest = rest - thirds[-1].float()
+    return torch.cat(thirds, 1)
 
 
 def largest(x: Tensor) -> Tensor:

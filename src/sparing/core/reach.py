@@ -19,17 +19,18 @@ from sparing.core.tree import Tree
 
 REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
 COUNTS = 2.0**32  # largest update of an integer tensor
+MANTISSA = (1 << 52) - 1  # the bits of a float64 below its exponent
 WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
 
 
 class Grid:
     """What all partial sums of one round agree on: the largest update of each tensor, and the scale of weights."""
 
-    def __init__(self, model: Tree, total_weight: float):
+    def __init__(self, model: Tree, total_weight: float, sizes: Tensor | None = None):
         self.scale = power_above(total_weight)
         self.device = next((x.device for x in model.values()), torch.device("cpu"))
         self.names = list(model)
-        self.reach = reaches(model) if model else torch.zeros(0)  # [tensors] float64, on the device
+        self.reach = reaches(model, sizes) if model else torch.zeros(0)  # [tensors] float64, on the device
 
     @cached_property
     def limit(self) -> dict[str, float]:
@@ -77,6 +78,8 @@ def bounds(tree: Tree) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     plain = {name: x for name, x in tree.items() if x.is_cuda and x.is_floating_point() and not isinstance(x, Product)}
     norms = torch._foreach_norm(list(plain.values()), math.inf) if plain else ()  # pyright: ignore
+    if len(norms) == len(tree):
+        return torch.stack(norms).double()
     found = dict(zip(plain, norms, strict=True))
     return torch.stack([found[name].double() if name in found else bound(x) for name, x in tree.items()])
 
@@ -95,14 +98,14 @@ def power_above(x: float) -> float:
     return 2.0 ** math.ceil(math.log2(max(x, 1.0)))
 
 
-def reaches(model: Tree) -> Tensor:
-    """The largest update of every tensor of this model.
+def reaches(model: Tree, sizes: Tensor | None = None) -> Tensor:
+    """The largest update of every tensor of this model, whose largest magnitudes may be known.
 
     >>> reaches({"w": torch.tensor([[3.0]]), "n": torch.tensor([[3]])}).tolist() == [REACH * 4, COUNTS]
     True
     """
-    part, power = torch.frexp(bounds(model).clamp(min=1.0))
-    found = torch.ldexp(torch.full_like(part, REACH), power - (part == 0.5).to(power.dtype))
+    bits = (bounds(model) if sizes is None else sizes).clamp(min=1.0).view(torch.int64)
+    found = bits.add_(MANTISSA).bitwise_and_(~MANTISSA).view(torch.float64).mul_(REACH)  # the next power of two
     counts = [i for i, x in enumerate(model.values()) if not x.is_floating_point()]
     if counts:
         found[counts] = COUNTS

@@ -40,6 +40,7 @@ class Server(NamedTuple):
     seen: Tensor  # bool [clients]: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
+    sizes: Tensor | None = None  # the largest magnitude of each tensor of the model, if known
 
     def to(self, device: torch.device) -> "Server":
         trees = (self.model, self.share, self.blend, self.fit, self.past)
@@ -88,7 +89,7 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
     if method.blend.collect is not None:
         return Collect(server.model, total, method.blend.collect)
     plain = any(step.plain for step in method.blend.steps)
-    return Fold(server.model, total, ctx.cohort if plain else 0)
+    return Fold(server.model, total, ctx.cohort if plain else 0, server.sizes)
 
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
@@ -252,7 +253,7 @@ def settle(
         blended, past, said = told(method, server.model, past, blended, ctx)
         report |= said
     model = moved_all(server.model, blended.update, blended.covered)
-    refuse_infinite(model, f"after round {ctx.round}", ctx.doubts)
+    sizes = refuse_infinite(model, f"after round {ctx.round}", ctx.doubts)
     share, said = method.share.learn(server.share, blended, ctx)
     share = looked(method, share, model, gradient)
     report |= said
@@ -262,13 +263,12 @@ def settle(
         report |= said
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
-    return Server(model, share, state, fit, server.seen, server.rows, past), report
+    return Server(model, share, state, fit, server.seen, server.rows, past, sizes), report
 
 
 def met(server: Server, ctx: Ctx) -> Server:
     """After these clients were served, whether or not anything came back."""
-    seen = server.seen.clone()
-    seen[ctx.ids.to(seen.device)] = True
+    seen = server.seen.index_fill(0, ctx.ids.to(server.seen.device), True)
     return server._replace(seen=seen, past=served(server.past, ctx))
 
 
@@ -368,12 +368,15 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     doubt(ctx.doubts, arrived.notes["n"], judge)
 
 
-def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> None:
+def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> Tensor:
+    """The largest magnitude of each tensor."""
+
     def judge(sizes: Tensor) -> None:
         for name in (name for name, size in zip(model, sizes.tolist(), strict=True) if not math.isfinite(size)):
             raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
 
-    doubt(doubts, bounds(model), judge)
+    doubt(doubts, sizes := bounds(model), judge)
+    return sizes
 
 
 def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:

@@ -209,7 +209,9 @@ class Tally:
         if not self.parts:
             none = torch.zeros(0)
             return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
-        whole = cat(self.parts)
-        whole = {name: x[whole["ids"].argsort()] for name, x in whole.items()}
+        whole = cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        order = whole["ids"].argsort()
+        if len(self.parts) > 1 or not torch.equal(order, torch.arange(len(order))):
+            whole = {name: x[order] for name, x in whole.items()}
         down, up = under("down", whole), under("up", whole)
         return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

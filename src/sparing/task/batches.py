@@ -1,5 +1,7 @@
 """Which samples a client visits at which step: keyed by client, so nobody else's presence changes its batches."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Phase
 
 
-def steps_of(phase: Phase, counts: list[int]) -> list[int]:
+def steps_of(phase: Phase, counts: Sequence[int]) -> list[int]:
     """How many batches each client trains on in this phase: `epochs` times round its samples, or `steps`."""
     if phase.steps is not None:
         return [phase.steps] * len(counts)
@@ -18,7 +20,7 @@ def per_epoch(phase: Phase, n: int) -> int:
     return -(-n // phase.batch)
 
 
-def shuffle_keys(ctx: Ctx, number: int, phase: Phase, counts: list[int]) -> Tensor:
+def shuffle_keys(ctx: Ctx, number: int, phase: Phase, counts: Sequence[int]) -> Tensor:
     """The keys by which each epoch of phase `number` is shuffled: `[epochs, K]`."""
     steps = steps_of(phase, counts)
     epochs = max(-(-s // per_epoch(phase, n)) for s, n in zip(steps, counts, strict=True))

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
-from sparing.core.tree import Grown, Tree
+from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.losses import Loss
 from sparing.task.optim import is_plain
-from sparing.task.recording import Recording
+from sparing.task.recording import Played, Recording
 from sparing.task.schedule import Plan, plan_of, reported
 
 KEPT = 8
@@ -31,19 +31,19 @@ def can_capture(local: Local, start: Tree) -> bool:
 def captured(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
     precision: str,
-) -> tuple[Grown, Tensor] | None:  # fmt: skip
-    """The models after training and the reported losses `[K]`; None where clients differ too much to train in step."""
+) -> tuple[Played, Tensor] | None:  # fmt: skip
+    """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
+    step."""
     plans = [plan_of(data, phase, number, ctx, device) for number, phase in enumerate(local.phases)]
     if not all(in_step(model, phase, plan) for phase, plan in zip(local.phases, plans, strict=True)):
         return None
-    after, losses, state = Grown({}, {}), torch.zeros(len(ctx.ids)), start
+    played, losses, state = None, torch.zeros(len(ctx.ids)), start
     for number, (phase, plan) in enumerate(zip(local.phases, plans, strict=True)):
-        state = state | dict(after)
+        state = state if played is None else state | dict(played.after)
         with TURN:
-            record = recording(model, loss, data, local, phase, plan, state, device, precision)
-            after, seen = record.play(state, plan)
-        losses = reported(seen, plan, phase, number, ctx)
-    return after, losses
+            played = recording(model, loss, data, local, phase, plan, state, device, precision).play(state, plan)
+        losses = reported(played.losses, plan, phase, number, ctx)
+    return None if played is None else (played, losses)
 
 
 def in_step(model: nn.Module, phase: Phase, plan: Plan) -> bool:

@@ -34,6 +34,8 @@ class Fleet(NamedTuple):
 
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
+        if self.available >= 1 and self.trace is None and self.held_out is None:
+            return torch.ones(clients, dtype=torch.bool)
         ids = torch.arange(clients)
         there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
         if self.held_out is not None:
@@ -49,7 +51,10 @@ class Fleet(NamedTuple):
         everyone = torch.tensor([EVERYONE])
         ctx = Ctx(seed, t, 0, everyone, everyone, clients, 0)
         words = hashes(ctx.keys("cohort"), clients)[0]
-        present = self.present(seed, t, clients).nonzero()[:, 0]
+        present = self.present(seed, t, clients)
+        if bool(present.all()):
+            return words.argsort()[:count].sort().values
+        present = present.nonzero()[:, 0]
         return present[words[present].argsort()[:count]].sort().values
 
     def vanished(self, ctx: Ctx) -> Tensor:

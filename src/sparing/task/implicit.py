@@ -24,7 +24,7 @@ from sparing.task.dataset import prepared
 from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
 from sparing.task.optim import is_plain
-from sparing.task.schedule import in_order, plan_of, reported
+from sparing.task.schedule import plan_of, reported
 from sparing.task.working import Working, signature, trained, working_copy
 
 PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
@@ -161,7 +161,7 @@ def train_phase(
             remember(dense, h.detach(), grad, m, past, phase.lr)
         seen[t, :m] = values.detach()
         past += width
-    back = None if in_order(plan) else order.argsort()
+    back = None if plan.ordered else order.argsort()
     added: Tree = {}
     for _, dense in layers:
         if dense is not None:

@@ -89,8 +89,9 @@ def train(
         with precise(precision):
             out = captured(model, loss, data, local, start, ctx, device, precision)
         if out is not None:
-            check_finite(out[0].added, local, ctx)
-            return out[0], {"loss": out[1].to(device, torch.float32, non_blocking=True)}
+            played, losses = out
+            doubt(ctx.doubts, played.peaks, unsound(played.names, local, ctx))
+            return played.after, {"loss": losses.to(device, torch.float32, non_blocking=True)}
     if precision == "bf16":
         raise ConfigError(
             "plan.precision is bf16, which is for training that can be recorded on CUDA: path stacked, SGD without "
@@ -183,8 +184,6 @@ def check_phase(i: int, phase: Phase) -> None:
 
 def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
     """The last step's update is not seen by any loss, so look at the weights themselves."""
-    if ctx.doubts is not None:
-        return doubt(ctx.doubts, finite_each(after), unsound(list(after), local, ctx))
     for name, x in after.items():
         if isinstance(x, Product) and x.at_most() <= torch.finfo(x.dtype).max:
             continue
@@ -192,16 +191,6 @@ def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
             continue
         if not bool((fine := x.isfinite().flatten(1).all(1)).all()):
             raise infinite(name, int((~fine).nonzero()[0]), local, ctx)
-    return None
-
-
-def finite_each(after: Tree) -> Tensor:
-    """Something finite for every tensor of every client that is, `[tensors, K]`: a sum costs little."""
-    found = [
-        x.each_at_most() if isinstance(x, Product) and x.whole is None else x.flatten(1).sum(1).double()
-        for x in after.values()
-    ]
-    return torch.stack([x.expand(max(map(len, found))) for x in found])
 
 
 def unsound(names: list[str], local: Local, ctx: Ctx) -> Judge:

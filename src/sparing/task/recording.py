@@ -20,7 +20,7 @@ from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.losses import Loss, cross_entropy, each
 from sparing.task.optim import Beside, Memory, factor_pairs, fresh, is_plain, update
-from sparing.task.schedule import Plan, in_order
+from sparing.task.schedule import Plan
 from sparing.task.stacked import refuse_unstackable
 from sparing.task.working import trained, working_copy
 
@@ -35,6 +35,15 @@ class Dense(NamedTuple):
     inputs: Tensor  # [K, visits, in]
     moves: Tensor  # [K, visits, out], zero where nothing was visited yet
     probe: Tensor  # [K, B, out] zeros, whose gradient is that of the output
+
+
+class Played(NamedTuple):
+    """What came of it."""
+
+    after: Grown  # the models, in the order of ctx.ids
+    losses: Tensor  # [S, K], in the plan's
+    names: list[str]  # of what was trained
+    peaks: Tensor  # [names, K] finite where that is
 
 
 class Recording:
@@ -87,6 +96,7 @@ class Recording:
         self.keys, self.views = (torch.zeros(steps, k, dtype=torch.int64, device=device) for _ in range(2))
         self.seen = torch.zeros(steps, k, device=device)
         self.given: list[Any] = []
+        self.peaks = torch.zeros(len(self.shapes) + len(self.dense), k, dtype=torch.float64, device=device)
         self.load(state, plan)
         self.first = self.record(lambda: (self.begin(), self.step()))
         self.later = self.record(self.step)
@@ -128,7 +138,7 @@ class Recording:
 
     def load(self, state: Tree, plan: Plan) -> None:
         """Everything that the host brings for these clients."""
-        even, steps, k = in_order(plan), len(plan.alive), len(plan.order)
+        even, steps, k = plan.ordered, len(plan.alive), len(plan.order)
         order = None if even else plan.order.to(self.t.device, non_blocking=True)
 
         def fill(into: Tensor, x: Tensor) -> None:
@@ -148,8 +158,8 @@ class Recording:
         if self.real is not None:
             self.real[:steps, :k].copy_(plan.real, non_blocking=True)
 
-    def play(self, state: Tree, plan: Plan) -> tuple[Grown, Tensor]:
-        """All steps of these clients: the models after, in the order of ctx.ids; the losses `[S, K]` in the plan's."""
+    def play(self, state: Tree, plan: Plan) -> Played:
+        """All steps of these clients."""
         for product in (product() for product in self.given):
             if product is not None:  # somebody still has what is overwritten now
                 product.left, product.right = product.left.clone(), product.right.clone()
@@ -159,15 +169,17 @@ class Recording:
             self.later.replay()
         self.last.replay()
         k, visits = len(plan.order), len(plan.alive) * self.width
-        back = slice(k) if in_order(plan) else plan.order.argsort().to(self.t.device, non_blocking=True)
+        back = slice(k) if plan.ordered else plan.order.argsort().to(self.t.device, non_blocking=True)
         added = {name: x[back] for name, x in self.differences(self.added.clone()).items()}
         added |= {name: x[back] - state[name] for name, x in self.others.items()}
-        for name, dense in self.dense.items():
-            added[f"{name}.weight"] = Product(dense.moves[back, :visits], dense.inputs[back, :visits])
+        peaks = self.peaks[:, back].clone()
+        for (name, dense), peak_K in zip(self.dense.items(), peaks[len(self.shapes) :], strict=True):
+            added[f"{name}.weight"] = Product(dense.moves[back, :visits], dense.inputs[back, :visits], peak_K)
         self.given = [ref(added[f"{name}.weight"]) for name in self.dense]
         added = {name: added[own] for name, own in self.work.alias.items()}
         start = {name: state[own] for name, own in self.work.alias.items()}
-        return Grown(start, added), self.seen[: len(plan.alive), :k].clone()
+        moved = [*self.shapes, *(f"{name}.weight" for name in self.dense)]
+        return Played(Grown(start, added), self.seen[: len(plan.alive), :k].clone(), moved, peaks)
 
     def begin(self) -> None:
         for name, x in self.rows(self.flat).items():
@@ -180,6 +192,9 @@ class Recording:
         into = self.differences(self.added)
         for name, x in self.rows(self.flat).items():
             torch.sub(x, self.base[name], out=into[name])
+        peaks = [x.flatten(1).sum(1).double() for x in into.values()]
+        peaks += [Product(dense.moves, dense.inputs).each_at_most() for dense in self.dense.values()]
+        torch.stack(peaks, out=self.peaks)
 
     def step(self) -> None:
         from sparing.task.gpu.dense import put

@@ -1,5 +1,6 @@
 """The batches of K clients side by side, for training that takes all of them through each step together."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -31,65 +32,101 @@ class Plan(NamedTuple):
     keys: Tensor  # [S, K] of the dropout draws
     views: Tensor  # [S, K] keys of augmentation
     counts: Tensor  # [S, K] how many visited samples enter the reported loss
+    ordered: bool  # the rows stand as in ctx.ids
+
+
+class Frame(NamedTuple):
+    """What of a plan follows from the clients' counts alone; all on the CPU."""
+
+    order: Tensor
+    ordered: bool
+    alive: list[int]
+    width: list[int]
+    full: list[bool]
+    real: Tensor
+    counts: Tensor
+    n: Tensor  # [R] samples, of one row per client and epoch
+    epoch: Tensor  # [R] which epoch that is
+    whose: Tensor  # [R] and whose, as a place in the order
+    row: Tensor  # [S, K, 1] which of these rows a batch is taken from
+    place: Tensor  # [S, K, batch] and where; places that a batch does not fill repeat its first sample
 
 
 def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:
     """The same batches as `batches` gives each client.
 
     What Python needs to know follows from the clients' counts, on the CPU; shuffles and keys are worked out on the
-    device. So where `ctx.ids` is on the CPU, nothing waits for a device. `order` and `counts` stay on the CPU.
+    device, unless they are few. So where `ctx.ids` is on the CPU, nothing waits for a device. `order` and `counts` stay
+    on the CPU.
     """
     ctx = ctx._replace(ids=ctx.here[0])
-    n_K = data.count[ctx.ids]
-    each_K = -(-n_K // phase.batch)  # batches an epoch
-    steps_K = phase.epochs * each_K if phase.steps is None else torch.full_like(n_K, phase.steps)
-    order = steps_K.argsort(descending=True, stable=True)
-    shuffles = shuffle_keys(ctx, number, phase, n_K.tolist())[:, order]
-    n_K, each_K, steps_K = n_K[order], each_K[order], steps_K[order]
-    step = torch.arange(int(steps_K[0]))[:, None]
-    size = (n_K - step % each_K * phase.batch).clamp(max=phase.batch).masked_fill(step >= steps_K, 0)
-    width = size.amax(1)
-    full = ((size == width[:, None]) | (size == 0)).all(1)
-    begin_K = (phase.epochs - 1) * each_K if phase.steps is None else torch.zeros_like(n_K)
-    words = int((-(-steps_K // each_K) * n_K).sum())
-    places = visited(shuffles, n_K, each_K, steps_K, phase.batch, data.x.device if words > FEW else CPU)
-    places += over(data.start[ctx.ids[order]], places.device)[:, None]
-    keys = over(hashes(drop_keys(ctx, number)[order], len(step)).T, device)
-    views = over(hashes(ctx.keys(f"augment/{number}")[order], len(step)).T, device) if data.augment else keys
+    counts = tuple(data.count[ctx.ids].tolist())
+    framed = known_frame if sum(counts) * phase.epochs <= FEW and phase.steps is None else frame_of
+    frame = framed(counts, phase.batch, phase.epochs, phase.steps)
+    order = frame.order
+    shuffles = shuffle_keys(ctx, number, phase, counts)
+    there = data.x.device if int(frame.n.sum()) > FEW else CPU
+    words = over(shuffles[frame.epoch, order[frame.whose]], there)
+    places = visited(words, frame, there)
+    places += over(data.start[ctx.ids[order]], there)[:, None]
+    keys = over(hashes(drop_keys(ctx, number)[order], len(frame.alive)).T, device)
+    views = over(hashes(ctx.keys(f"augment/{number}")[order], len(keys)).T, device) if data.augment else keys
     return Plan(
         order=order,
-        alive=(size > 0).sum(1).tolist(),
-        width=width.tolist(),
-        full=full.tolist(),
+        alive=frame.alive,
+        width=frame.width,
+        full=frame.full,
         places=over(places, data.x.device),
-        real=over(torch.arange(phase.batch) < size[..., None], device),
+        real=over(frame.real, device),
         keys=keys,
         views=views,
-        counts=size.masked_fill(step < begin_K, 0),
+        counts=frame.counts,
+        ordered=frame.ordered,
     )
 
 
-def in_order(plan: Plan) -> bool:
-    """Whether the rows stand as in ctx.ids."""
-    return plan.order.tolist() == list(range(len(plan.order)))
-
-
-def visited(shuffles: Tensor, n_K: Tensor, each_K: Tensor, steps_K: Tensor, batch: int, device: torch.device) -> Tensor:
-    """Sample numbers `[S, K, batch]`; places that a batch does not fill repeat its first sample."""
+def frame_of(counts: tuple[int, ...], batch: int, epochs: int, steps: int | None) -> Frame:
+    n_K = torch.tensor(counts)
+    each_K = -(-n_K // batch)  # batches an epoch
+    steps_K = epochs * each_K if steps is None else torch.full_like(n_K, steps)
+    order = steps_K.argsort(descending=True, stable=True)
+    n_K, each_K, steps_K = n_K[order], each_K[order], steps_K[order]
+    step = torch.arange(int(steps_K[0]))[:, None]
+    size = (n_K - step % each_K * batch).clamp(max=batch).masked_fill(step >= steps_K, 0)
+    width = size.amax(1)
+    begin_K = (epochs - 1) * each_K if steps is None else torch.zeros_like(n_K)
     epochs_K = -(-steps_K // each_K)
     first_K = epochs_K.cumsum(0) - epochs_K
-    whose = torch.arange(len(n_K)).repeat_interleave(epochs_K)  # one row per client and epoch
-    epoch = torch.arange(len(whose)) - first_K[whose]
-    keys, counts = over(shuffles[epoch, whose], device), over(n_K[whose], device)
-    longest, step = int(n_K.max()), torch.arange(int(steps_K[0]), device=device)[:, None]
-    at_once = max(1, WORDS // longest)
-    parts = zip(keys.split(at_once), counts.split(at_once), strict=True)
-    orders = torch.cat([shuffled(some, count, longest) for some, count in parts])
-    n_K, each_K, first_K, epochs_K = over(torch.stack([n_K, each_K, first_K, epochs_K]), device)
-    row = first_K + torch.minimum(step // each_K, epochs_K - 1)
+    whose = torch.arange(len(n_K)).repeat_interleave(epochs_K)
     begin = (step % each_K * batch)[..., None]
-    place = begin + torch.arange(batch, device=device)
-    return orders[row[..., None], torch.where(place < n_K[:, None], place, begin)]
+    place = begin + torch.arange(batch)
+    return Frame(
+        order=order,
+        ordered=bool((order == torch.arange(len(order))).all()),
+        alive=(size > 0).sum(1).tolist(),
+        width=width.tolist(),
+        full=((size == width[:, None]) | (size == 0)).all(1).tolist(),
+        real=torch.arange(batch) < size[..., None],
+        counts=size.masked_fill(step < begin_K, 0),
+        n=n_K[whose],
+        epoch=torch.arange(len(whose)) - first_K[whose],
+        whose=whose,
+        row=(first_K + torch.minimum(step // each_K, epochs_K - 1))[..., None],
+        place=torch.where(place < n_K[:, None], place, begin),
+    )
+
+
+known_frame = lru_cache(maxsize=16)(frame_of)
+"""Clients with equally many samples have the same frame in every round."""
+
+
+def visited(keys: Tensor, frame: Frame, device: torch.device) -> Tensor:
+    """Sample numbers `[S, K, batch]`, from the words by which each row is shuffled."""
+    longest = int(frame.n.max())
+    at_once = max(1, WORDS // longest)
+    parts = zip(keys.split(at_once), over(frame.n, device).split(at_once), strict=True)
+    orders = torch.cat([shuffled(some, count, longest) for some, count in parts])
+    return orders[over(frame.row, device), over(frame.place, device)]
 
 
 def shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
@@ -113,4 +150,4 @@ def reported(seen: Tensor, plan: Plan, phase: Phase, number: int, ctx: Ctx) -> T
     doubt(ctx.doubts, seen, judge)
     counts = over(plan.counts, seen.device)
     means = (seen.double() * counts).sum(0) / counts.sum(0)
-    return means if in_order(plan) else means[over(plan.order.argsort(), seen.device)]
+    return means if plan.ordered else means[over(plan.order.argsort(), seen.device)]

@@ -11,8 +11,8 @@ BLOCK = 1024
 
 
 @triton.jit
-def fold_kernel(update, share, reach, leaf_of, total, worst, K, n, BLOCK: tl.constexpr):
-    """total[i] += sum over k of share[k] * update[k, i], each rounded to the grid of its tensor.
+def fold_kernel(update, share, reach, leaf_of, before, total, worst, K, n, FRESH: tl.constexpr, BLOCK: tl.constexpr):
+    """total[i] = before[i] + sum over k of share[k] * update[k, i], each rounded to the grid of its tensor.
 
     worst[:, program]: the largest update as a part of what its tensor may reach (infinite where one is no number), its
     size, its place i and its k.
@@ -21,7 +21,9 @@ def fold_kernel(update, share, reach, leaf_of, total, worst, K, n, BLOCK: tl.con
     inside = at < n
     limit = tl.load(reach + tl.load(leaf_of + at, mask=inside, other=0))
     magic = 3 * limit
-    sums, most = tl.load(total + at, mask=inside, other=0.0), tl.zeros((BLOCK,), tl.float64)
+    sums, most = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    if not FRESH:
+        sums = tl.load(before + at, mask=inside, other=0.0)
     whose = tl.zeros((BLOCK,), tl.int64)
     for k in range(K):
         u = tl.load(update + k.to(tl.int64) * n + at, mask=inside, other=0.0).to(tl.float64)
@@ -40,6 +42,29 @@ def fold_kernel(update, share, reach, leaf_of, total, worst, K, n, BLOCK: tl.con
     tl.store(worst + 3 * blocks, tl.max(tl.where(here, whose, 0), 0).to(tl.float64))
 
 
+@triton.jit
+def thirds_kernel(left, weight, out, R, O, BLOCK: tl.constexpr):
+    row, o = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o < O
+    w = tl.load(weight + row // R).to(tl.float32)
+    rest = tl.load(left + row * O + o, mask=inside, other=0.0).to(tl.float32) * w
+    for part in tl.static_range(3):
+        third = rest.to(tl.bfloat16)
+        tl.store(out + row * 3 * O + part * O + o, third, mask=inside)
+        rest -= third.to(tl.float32)
+
+
+def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
+    """See `core.product.in_thirds`."""
+    k, r, o = left.shape
+    out, block = (
+        torch.empty(k * r, 3 * o, dtype=torch.bfloat16, device=left.device),
+        min(1024, triton.next_power_of_2(o)),
+    )
+    thirds_kernel[(k * r, triton.cdiv(o, block))](left.contiguous(), weight_K, out, r, o, BLOCK=block)
+    return out
+
+
 @lru_cache(maxsize=64)
 def leaves_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """For every number of a row that joins tensors of these sizes, which one it is in."""
@@ -51,14 +76,19 @@ def picked(places: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(places).to(device)
 
 
-def folded(total: Tensor, update: Tensor, share_K: Tensor, reach: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """`total [n] += share_K @ update [K, n]` on the grids.
+def folded(
+    before: Tensor | None, update: Tensor, share_K: Tensor, reach: Tensor, sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """`before [n] + share_K @ update [K, n]` on the grids, float64.
 
-    Says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose they
-    are.
+    Also says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose
+    they are.
     """
     (k, n), blocks = update.shape, triton.cdiv(update.shape[1], BLOCK)
     worst = torch.empty(4, blocks, dtype=torch.float64, device=update.device)
-    leaves = leaves_of(sizes, update.device)
-    fold_kernel[(blocks,)](update, share_K, reach, leaves, total, worst, k, n, BLOCK=BLOCK)
-    return worst
+    leaves, total = leaves_of(sizes, update.device), torch.empty(n, dtype=torch.float64, device=update.device)
+    fresh = before is None
+    fold_kernel[(blocks,)](
+        update, share_K, reach, leaves, total if fresh else before, total, worst, k, n, FRESH=fresh, BLOCK=BLOCK
+    )
+    return total, worst

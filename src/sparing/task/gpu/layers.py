@@ -16,8 +16,8 @@ from sparing.task.gpu.pool import Pool
 from sparing.task.gpu.thin import Thin
 from sparing.task.keyed import KeyedDropout, Step
 
-DOTS = {"float32": "ieee", "tf32": "tf32", "bf16": "tf32"}
-"""How kernels multiply float32; bf16 they multiply as it is."""
+DOTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
+"""How kernels multiply float32: in three products of TF32 parts, as exact as one, or in one; bf16 as it is."""
 THIN, FEW = 64, 32
 """Ranks, and samples of a client, up to which the first factor of a dense layer is a kernel of ours."""
 
@@ -97,7 +97,7 @@ class GpuDense(nn.Linear):
 
 def quicken(module: nn.Module, precision: str) -> Past:
     """Turn the layers of this working copy into the ones above."""
-    past, dots = Past(), DOTS[precision]
+    past, dots = Past(), DOTS[precision] if has_tf32(module) else "ieee"
     join(module)
     for name, layer in module.named_modules():
         if fits_conv(layer):
@@ -115,6 +115,11 @@ def quicken(module: nn.Module, precision: str) -> Past:
         elif type(layer) is nn.Linear:
             turn(layer, GpuDense, past=past, name=name, dots=dots)
     return past
+
+
+def has_tf32(module: nn.Module) -> bool:
+    device = next((x.device for x in module.parameters()), torch.device("cpu"))
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def join(module: nn.Module) -> None:
