@@ -92,10 +92,14 @@ class Fold:
     def mean(self, doubts: Doubts | None = None) -> Blended:
         """Sums divided by the weight that voted, per coordinate; zero where nobody did. Uses the fold up."""
         order = self.roll.in_order(self.grid.device, doubts)
-        covered: dict[str, Tensor | None] = {}
-        for name, x in self.sum.items():
-            votes, covered[name] = self.cover[name].votes(x)
-            x.div_(votes if votes.ndim == 0 else votes.masked_fill(votes == 0, 1.0))
+        votes = {name: self.cover[name].votes(x) for name, x in self.sum.items()}
+        covered = {name: mask for name, (_, mask) in votes.items()}
+        weights = [weight for weight, _ in votes.values()]
+        if weights and all(weight is weights[0] and weight.ndim == 0 for weight in weights):
+            torch._foreach_div_(list(self.sum.values()), weights[0])  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            for x, weight in zip(self.sum.values(), weights, strict=True):
+                x.div_(weight if weight.ndim == 0 else weight.masked_fill(weight == 0, 1.0))
         apart = frozenset(name for name, cover in self.cover.items() if cover.dense is not None)
         return Blended(self.sum, covered, *order, self.plain.mean(doubts).update if self.plain else None, apart)
 
@@ -155,32 +159,28 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
     known = dict(sums)
     products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
     every = {n: x for n, x in update.items() if n not in products}
-    device = share_K.device
-    reach = {
-        some: grid.reach[picked(tuple(grid.names.index(name) for name in names), device)]
-        for some, names in (("every", every), ("mixed", products))
-        if names
-    }
+    place = {name: grid.names.index(name) for name in update}
 
-    def add(names: Tree, share: Tensor, reach: Tensor) -> Tensor:
+    def add(names: Tree, share: Tensor) -> Tensor:
         parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in names.values()]
         sizes = tuple(x.shape[1] for x in parts)
         before = torch.cat([sums[name].view(-1) for name in names]) if known else None
         whole = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 1)
-        total, worst = folded(before, whole, share, reach, sizes)
+        total, worst = folded(before, whole, share, grid.reach, sizes, tuple(place[name] for name in names))
         for (name, x), part in zip(names.items(), total.split(sizes), strict=True):
             sums[name] = part.view(1, *x.shape[1:])
         return worst
 
     if every:
-        worst = add(every, share_K, reach["every"])
+        worst = add(every, share_K)
         sizes = tuple(math.prod(x.shape[1:]) for x in every.values())
         doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
         terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
-        add(terms, torch.ones_like(share_K[:1]).expand(len(next(iter(terms.values())))).contiguous(), reach["mixed"])
+        add(terms, torch.ones(len(next(iter(terms.values()))), dtype=torch.float64, device=share_K.device))
         found = torch.stack([x.each_at_most() for x in products.values()])
-        doubt(ctx.doubts, torch.cat([found, reach["mixed"][:, None]], 1), too_large_products(list(products), ctx))
+        limit = grid.reach[picked(tuple(place[name] for name in products), share_K.device)]
+        doubt(ctx.doubts, torch.cat([found, limit[:, None]], 1), too_large_products(list(products), ctx))
 
 
 def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) -> Judge:
@@ -199,10 +199,8 @@ def too_large_products(names: list[str], ctx: Ctx) -> Judge:
     """Looks at bounds, `[names, K]`, and what they must not be above, in the last column."""
 
     def judge(found: Tensor) -> None:
-        for name, (*sizes, limit) in zip(names, found.tolist(), strict=True):
-            for i, size in zip(ctx.here[0].tolist(), sizes, strict=True):
-                if not size <= limit:
-                    raise beyond(i, size, name, limit, ctx)
+        for i, k in (~(found[:, :-1] <= found[:, -1:])).nonzero().tolist():
+            raise beyond(int(ctx.here[0][k]), float(found[i, k]), names[i], float(found[i, -1]), ctx)
 
     return judge
 

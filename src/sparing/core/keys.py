@@ -11,6 +11,7 @@ the wire can draw the same mask without sending it.
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +56,10 @@ def mix_few(z: Tensor) -> Tensor:
     return z
 
 
-def hashes(keys: Tensor, n: int, start: int = 0) -> Tensor:
+def hashes(keys: Tensor, n: int, start: int = 0, scramble: Callable[[Tensor], Tensor] = mix) -> Tensor:
     """Words start .. start + n of each key's stream: `[K]` -> `[K, n]` int64, all 64 bits uniform."""
     step = torch.arange(start + 1, start + n + 1, device=keys.device) * signed(GOLDEN)
-    return mix(keys[:, None] + step)
+    return scramble(keys[:, None] + step)
 
 
 def uniforms(words: Tensor) -> Tensor:

@@ -40,12 +40,12 @@ class Grid:
         """Weights as parts of the scale, float64 on the model's device."""
 
         def judge(weight_K: Tensor) -> None:
-            for i, weight in zip(ctx.here[0].tolist(), weight_K.tolist(), strict=True):
-                if not 0 <= weight <= self.scale:
-                    raise TrainingError(
-                        f"client {i} was given weight {weight:.3g}; weights lie between 0 and {self.scale:.3g}, what a "
-                        "cohort may add up to: check the samples it reported and the weighting"
-                    )
+            for k in (~((weight_K >= 0) & (weight_K <= self.scale))).nonzero()[:, 0].tolist():
+                who, weight = int(ctx.here[0][k]), float(weight_K[k])
+                raise TrainingError(
+                    f"client {who} was given weight {weight:.3g}; weights lie between 0 and {self.scale:.3g}, what a "
+                    "cohort may add up to: check the samples it reported and the weighting"
+                )
 
         doubt(ctx.doubts, weight_K, judge)
         weight_K = weight_K.to(self.device, torch.float64, non_blocking=True)

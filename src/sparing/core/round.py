@@ -361,9 +361,9 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
         raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
 
     def judge(n_K: Tensor) -> None:
-        for who, n in zip(ctx.here[0].tolist(), n_K.tolist(), strict=True):
-            if not n >= 1:
-                raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+        for k in (~(n_K >= 1)).nonzero()[:, 0].tolist():
+            who, n = int(ctx.here[0][k]), float(n_K[k])
+            raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
 
     doubt(ctx.doubts, arrived.notes["n"], judge)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError, nearest
-from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.keys import EVERYONE, Ctx, hashes, mix, mix_few
 from sparing.core.protocols import Local
 from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
@@ -34,7 +34,7 @@ class Fleet(NamedTuple):
 
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
-        if self.available >= 1 and self.trace is None and self.held_out is None:
+        if self.available >= 1 and self.trace is None and (self.held_out is None or not len(self.held_out)):
             return torch.ones(clients, dtype=torch.bool)
         ids = torch.arange(clients)
         there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
@@ -50,7 +50,7 @@ class Fleet(NamedTuple):
         """
         everyone = torch.tensor([EVERYONE])
         ctx = Ctx(seed, t, 0, everyone, everyone, clients, 0)
-        words = hashes(ctx.keys("cohort"), clients)[0]
+        words = hashes(ctx.keys("cohort"), clients, scramble=mix_few if clients < 1 << 14 else mix)[0]
         present = self.present(seed, t, clients)
         if bool(present.all()):
             return words.argsort()[:count].sort().values

@@ -28,6 +28,10 @@ VISITS = 256
 """Samples that the kernels of dense layers can look back on."""
 
 
+SHORT = 8
+"""Steps that are recorded together."""
+
+
 class Dense(NamedTuple):
     """A dense layer whose weights are not formed."""
 
@@ -98,7 +102,8 @@ class Recording:
         self.given: list[Any] = []
         self.peaks = torch.zeros(len(self.shapes) + len(self.dense), k, dtype=torch.float64, device=device)
         self.load(state, plan)
-        self.first = self.record(lambda: (self.begin(), self.step()))
+        self.whole: dict[int, torch.cuda.CUDAGraph] = {}
+        self.first = self.record(self.begin)
         self.later = self.record(self.step)
         self.last = self.record(self.end)
 
@@ -164,10 +169,7 @@ class Recording:
             if product is not None:  # somebody still has what is overwritten now
                 product.left, product.right = product.left.clone(), product.right.clone()
         self.load(state, plan)
-        self.first.replay()
-        for _ in plan.alive[1:]:
-            self.later.replay()
-        self.last.replay()
+        self.run(len(plan.alive))
         k, visits = len(plan.order), len(plan.alive) * self.width
         back = slice(k) if plan.ordered else plan.order.argsort().to(self.t.device, non_blocking=True)
         added = {name: x[back] for name, x in self.differences(self.added.clone()).items()}
@@ -180,6 +182,22 @@ class Recording:
         start = {name: state[own] for name, own in self.work.alias.items()}
         moved = [*self.shapes, *(f"{name}.weight" for name in self.dense)]
         return Played(Grown(start, added), self.seen[: len(plan.alive), :k].clone(), moved, peaks)
+
+    def run(self, steps: int) -> None:
+        """All of it, in one graph where steps are few: starting a graph takes time too."""
+        if steps <= SHORT:
+            if steps not in self.whole:
+                self.whole[steps] = self.record(lambda: self.go(steps))
+            return self.whole[steps].replay()
+        for graph in (self.first, *[self.later] * steps, self.last):
+            graph.replay()
+        return None
+
+    def go(self, steps: int) -> None:
+        self.begin()
+        for _ in range(steps):
+            self.step()
+        self.end()
 
     def begin(self) -> None:
         for name, x in self.rows(self.flat).items():

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx, hashes
+from sparing.core.keys import Ctx, hashes, mix, mix_few
 from sparing.core.later import doubt
 from sparing.core.protocols import Phase
 from sparing.task.batches import shuffle_keys
@@ -69,7 +69,7 @@ def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.de
     words = over(shuffles[frame.epoch, order[frame.whose]], there)
     places = visited(words, frame, there)
     places += over(data.start[ctx.ids[order]], there)[:, None]
-    keys = over(hashes(drop_keys(ctx, number)[order], len(frame.alive)).T, device)
+    keys = over(hashes(drop_keys(ctx, number)[order], len(frame.alive), scramble=mix_few).T, device)
     views = over(hashes(ctx.keys(f"augment/{number}")[order], len(keys)).T, device) if data.augment else keys
     return Plan(
         order=order,
@@ -132,7 +132,8 @@ def visited(keys: Tensor, frame: Frame, device: torch.device) -> Tensor:
 def shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
     """The samples of each row in the order of their words, `[R, longest]`; no sense beyond its count."""
     beyond = torch.arange(longest, device=keys.device) >= counts[:, None]
-    return hashes(keys, longest).masked_fill_(beyond, LAST).argsort(dim=1, stable=True)
+    scramble = mix_few if keys.device == CPU and len(keys) * longest <= FEW else mix
+    return hashes(keys, longest, scramble=scramble).masked_fill_(beyond, LAST).argsort(dim=1, stable=True)
 
 
 def over(x: Tensor, device: torch.device) -> Tensor:

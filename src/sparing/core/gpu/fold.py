@@ -66,9 +66,9 @@ def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def leaves_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """For every number of a row that joins tensors of these sizes, which one it is in."""
-    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(torch.int32).to(device)
+def leaves_of(sizes: tuple[int, ...], places: tuple[int, ...], device: torch.device) -> Tensor:
+    """For every number of a row that joins tensors of these sizes, the place of its tensor."""
+    return torch.tensor(places, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)).to(device)
 
 
 @lru_cache(maxsize=64)
@@ -77,16 +77,21 @@ def picked(places: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def folded(
-    before: Tensor | None, update: Tensor, share_K: Tensor, reach: Tensor, sizes: tuple[int, ...]
+    before: Tensor | None,
+    update: Tensor,
+    share_K: Tensor,
+    reach: Tensor,
+    sizes: tuple[int, ...],
+    places: tuple[int, ...],
 ) -> tuple[Tensor, Tensor]:
-    """`before [n] + share_K @ update [K, n]` on the grids, float64.
+    """`before [n] + share_K @ update [K, n]` on the grids, float64; `places`: where in `reach` each tensor's grid is.
 
     Also says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose
     they are.
     """
     (k, n), blocks = update.shape, triton.cdiv(update.shape[1], BLOCK)
     worst = torch.empty(4, blocks, dtype=torch.float64, device=update.device)
-    leaves, total = leaves_of(sizes, update.device), torch.empty(n, dtype=torch.float64, device=update.device)
+    leaves, total = leaves_of(sizes, places, update.device), torch.empty(n, dtype=torch.float64, device=update.device)
     fresh = before is None
     fold_kernel[(blocks,)](
         update, share_K, reach, leaves, total if fresh else before, total, worst, k, n, FRESH=fresh, BLOCK=BLOCK
