@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparing.core.capacity import by_capacity
 from sparing.core.keys import BLOCK, choose, choose_in_band, hashes
 from support import make_ctx
 
@@ -84,3 +85,10 @@ def test_the_numbers_never_change():
 def test_choosing_more_than_there_is_is_refused():
     with pytest.raises(ValueError, match="cannot choose 5 of 4"):
         make_ctx([1]).choose("m", 4, 5)
+
+
+def test_sizes_go_along_with_their_clients():
+    ctx = make_ctx([4, 7, 9])._replace(sizes=torch.tensor([2, 0, 1]))
+    assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(torch.tensor([2, 0]))).tolist() == [1, 2]
+    assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(slice(1, 3))).tolist() == [0, 1]
+    assert ctx.common.sizes is None

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, residual, warm
+from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, exact_each, residual, warm
 from sparing.core.threads import intra_op
 
 
@@ -128,3 +128,12 @@ def test_gpu_agrees_with_the_cpu(shape):
         want = exact(m, 20)
         both = (x.u * x.s[:, None] @ x.v.mT for x in (here, want))
         assert torch.allclose(*both, atol=1e-5), "exact on either"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_several_shapes_at_once(device):
+    matrices = [gaussian(2, 40, 30).to(device), gaussian(1, 20, 50).to(device), gaussian(1, HOST + 9, 300).to(device)]
+    ranks = [10, 20, 5]
+    for m, rank, found in zip(matrices, ranks, exact_each(matrices, ranks), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(found, exact(m, rank), strict=True))
+    assert exact_each([], []) == []

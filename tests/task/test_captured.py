@@ -10,6 +10,7 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Grown, tree_of
 from sparing.parts.lowrank import resized_module
 from sparing.task.augment import augments
+from sparing.task.captured import RECORDS
 from sparing.task.clients import Clients
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
@@ -155,3 +156,19 @@ def test_factored_layers(ranks):
     for name, x in loop[0].items():
         torch.testing.assert_close(graph[0][name], x, rtol=5e-4, atol=5e-5)
     assert isinstance(graph[0].added.get("7.weight"), Product) == (not ranks), "nothing else keeps it from being formed"
+
+
+def test_room_that_is_not_needed_changes_nothing():
+    torch.manual_seed(0)
+    model, data, local = cnn().cuda(), clients([8, 3, 9, 5, 8, 8]), Local((PLAIN._replace(epochs=2),))
+    start = start_of(model)
+    for ids in ([1], [0, 1, 2], [4, 3], [0, 1, 2, 3, 4, 5], [5], [2, 3, 4]):
+        who = torch.tensor(ids)
+        ctx = Ctx(seed=5, round=2, rounds=3, ids=who.cuda(), n=data.count[who].cuda(), clients=6, samples=99)
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            loop = train(model, cross_entropy, data, local, start, ctx, "loop")
+            graph = train(model, cross_entropy, data, local, start, ctx, "stacked", graph=True)
+        for name, x in loop[0].items():
+            torch.testing.assert_close(graph[0][name], x, rtol=2e-4, atol=2e-5)
+        torch.testing.assert_close(graph[1]["loss"], loop[1]["loss"], rtol=1e-4, atol=1e-5)
+    assert len(RECORDS[model]) == 3

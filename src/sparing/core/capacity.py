@@ -20,6 +20,8 @@ def by_capacity(ratios: Sequence[float], what: str) -> Callable[[Ctx], Tensor]:
     """Each client's size: the largest ratio within the `what` it declares, else the smallest; undeclared, by its id."""
 
     def sizes(ctx: Ctx) -> Tensor:
+        if ctx.sizes is not None:
+            return ctx.sizes
         declared = (ctx.capacity or {}).get(what)
         if declared is None:
             return ctx.ids % len(ratios)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.core.gpu import ready
+from sparing.core.threads import intra_op
 
 Shape = tuple[int, ...]
 LONG, PARTS = 4096, 16
@@ -62,8 +63,8 @@ def factors_of(u: Tensor, s: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, T
 def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     """`[K, m, r(, kh, 1)]` and `[K, r, n(, 1, kw)]` -> the weights `[K, m, n(, kh, kw)]`.
 
-    Row by row in memory of its own, since a library's batched product depends on who else is in the batch; on a GPU
-    in a kernel of ours, which does not.
+    Row by row on one thread, in memory of its own, since a library's batched product depends on who is in the batch;
+    on a GPU in a kernel of ours, which does not.
     """
     if ready(a_K) and a_K.dtype == torch.float32:
         from sparing.core.gpu.factors import products
@@ -71,7 +72,8 @@ def product(a_K: Tensor, b_K: Tensor) -> Tensor:
         return products(a_K, b_K)
     shape = (a_K.shape[1], b_K.shape[2], *((a_K.shape[3], b_K.shape[4]) if a_K.ndim == 5 else ()))
     tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
-    rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
+    with intra_op(1):
+        rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
     return weight_of(torch.stack(rows), shape)
 
 

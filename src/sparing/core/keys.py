@@ -84,6 +84,7 @@ class Ctx(NamedTuple):
     budget: Tensor | None = None  # [K] most bytes each may upload, where a round has a deadline
     home: tuple[Tensor, Tensor] | None = None  # ids and n on the CPU, where they are elsewhere
     doubts: Doubts | None = None  # what will be judged later; None: everything at once
+    sizes: Tensor | None = None  # [K] on the CPU: which size each one's model has, where that was asked already
 
     @property
     def here(self) -> tuple[Tensor, Tensor]:
@@ -93,12 +94,14 @@ class Ctx(NamedTuple):
     def at(self, index: Tensor | slice) -> "Ctx":
         """The same round seen by some of these clients."""
         there = index.to(self.ids.device, non_blocking=True) if isinstance(index, Tensor) else index
-        near = index.cpu() if isinstance(index, Tensor) and self.home else index
+        known = self.home is not None or self.sizes is not None
+        near = index.cpu() if isinstance(index, Tensor) and known else index
         first = None if self.first is None else self.first[there]
         capacity = {name: x[there] for name, x in self.capacity.items()} if self.capacity else None
         budget = None if self.budget is None else self.budget[there]
         home = (self.home[0][near], self.home[1][near]) if self.home else None
-        who = self._replace(ids=self.ids[there], n=self.n[there], home=home)
+        sizes = None if self.sizes is None else self.sizes[near]
+        who = self._replace(ids=self.ids[there], n=self.n[there], home=home, sizes=sizes)
         return who._replace(first=first, capacity=capacity, budget=budget)
 
     @property
@@ -106,7 +109,7 @@ class Ctx(NamedTuple):
         """One row that every client and the server agree on."""
         one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
         alone = self._replace(ids=one, n=one.clone().fill_(self.samples), home=None)
-        return alone._replace(first=None, capacity=None, budget=None)
+        return alone._replace(first=None, capacity=None, budget=None, sizes=None)
 
     def keys(self, tag: str) -> Tensor:
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""

@@ -260,7 +260,7 @@ def settle(
     fit = server.fit
     if method.fit is not None:
         fit, said = method.fit.learn(fit, model, ctx)
-        report |= said
+        doubt(ctx.doubts, torch.zeros(0), lambda _: report.update(said))  # once it is known
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
     return Server(model, share, state, fit, server.seen, server.rows, past, sizes), report

@@ -4,7 +4,7 @@ A decomposition from nothing is exact: eigenvectors of the smaller Gram matrix, 
 right vectors of a matrix that has since moved a little takes a step of subspace iteration and looks at what its
 singular vectors miss of the matrix; where that is too much it takes another, and in the end the exact one. All of it
 runs on one thread, so that its bits do not depend on how many there are. A GPU has its host find the eigenvectors of
-small matrices, which takes the host less time.
+small matrices, which takes the host less time, and waits for it once.
 
     >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
     >>> exact(m, 2).s
@@ -48,10 +48,10 @@ def anew(m: Tensor, rank: int) -> bool:
     return 2 * (rank + PROBES) > side or (m.is_cuda and side <= HOST)
 
 
-def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Callable[[], Tensor]) -> tuple[Svd, int]:
+def decomposed(m: Tensor, rank: int, old: Tensor, probes: Callable[[], Tensor]) -> tuple[Svd, int]:
     """Of matrices `[L, rows, columns]`, and how many of them could not go on from `old`, their right vectors before."""
     with intra_op(1):
-        if old is None or anew(m, rank):
+        if anew(m, rank):
             return exact(m, rank), 0
         found, good = warm(m, old, probes())
         bad = (~good).nonzero()[:, 0]
@@ -63,21 +63,47 @@ def decomposed(m: Tensor, rank: int, old: Tensor | None, probes: Callable[[], Te
 
 
 def exact(m: Tensor, rank: int) -> Svd:
-    wide = m.shape[1] < m.shape[2]
-    x = (m.mT if wide else m).double()
-    v = strongest(squared(x.mT), rank)
+    return exact_each([m], [rank])[0]
+
+
+def exact_each(matrices: list[Tensor], ranks: list[int]) -> list[Svd]:
+    """Of matrices `[L, rows, columns]` of several shapes."""
+    with intra_op(1):
+        tall = [(m.mT if m.shape[1] < m.shape[2] else m).double() for m in matrices]
+        right = strongest([squared(x.mT) for x in tall], ranks)
+        return [finished(m, x, v) for m, x, v in zip(matrices, tall, right, strict=True)]
+
+
+def finished(m: Tensor, x: Tensor, v: Tensor) -> Svd:
+    """From the right vectors v of x, which is m or, where m is wide, its transpose."""
     u = x @ v
     s = torch.linalg.vector_norm(u, dim=1)
-    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
-    u = u / s.masked_fill(s == 0, torch.inf)[:, None]
-    u, v = (v, u) if wide else (u, v)
+    none = s <= TINY * s[:, :1]
+    u, s = u / s.masked_fill(none, torch.inf)[:, None], s.masked_fill(none, 0.0)
+    u, v = (v, u) if m.shape[1] < m.shape[2] else (u, v)
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
 
 
-def strongest(gram: Tensor, rank: int) -> Tensor:
-    """Eigenvectors of the largest eigenvalues, falling."""
-    here = gram.cpu() if gram.shape[1] <= HOST else gram
-    return torch.linalg.eigh(here).eigenvectors.flip(2)[:, :, :rank].to(gram.device, non_blocking=True)
+def strongest(grams: list[Tensor], ranks: list[int]) -> list[Tensor]:
+    """Eigenvectors of the largest eigenvalues, falling; those for the host go there and come back together."""
+    small = [i for i, gram in enumerate(grams) if gram.shape[1] <= HOST]
+    near = dict(zip(small, moved([grams[i] for i in small], torch.device("cpu")), strict=True))
+    found = [
+        torch.linalg.eigh(near.get(i, gram)).eigenvectors.flip(2)[:, :, :rank]
+        for i, (gram, rank) in enumerate(zip(grams, ranks, strict=True))
+    ]
+    for i, v in zip(small, moved([found[i] for i in small], grams[0].device) if small else (), strict=True):
+        found[i] = v
+    return found
+
+
+def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """All of them to another device in one copy."""
+    if not tensors or tensors[0].device == device:
+        return tensors
+    flat = torch.cat([x.reshape(-1) for x in tensors]).to(device, non_blocking=device.type != "cpu")
+    parts = flat.split([x.numel() for x in tensors])
+    return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
 
 def warm(m: Tensor, old: Tensor, probes: Tensor) -> tuple[Svd, Tensor]:

@@ -11,7 +11,7 @@ from sparing.core.later import doubt
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
-from sparing.core.tree import Rest, Trained, Tree, cat, only, under
+from sparing.core.tree import Rest, Trained, Tree, cat, only
 from sparing.task import variates
 from sparing.task.fleet import Fleet
 from sparing.task.gradient import gradient
@@ -68,7 +68,7 @@ class Job(NamedTuple):
 
     def timed(self, ctx: Ctx, down: Sizes) -> Ctx:
         """The same round, once it is known how much went down to these K clients."""
-        return self.fleet.timed(self.method.local, ctx, bytes_in(down))
+        return ctx if self.fleet.deadline is None else self.fleet.timed(self.method.local, ctx, bytes_in(down))
 
     def gradient(self, model: Tree) -> Tree:
         """Of the loss on the server's probe set, at its model."""
@@ -135,22 +135,33 @@ class Engine(Protocol):
 
 def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
     """What both ends know in round t about these clients."""
-    count, held, device = job.task.train.count, job.task.held_out, server.seen.device
-    here = ids.cpu()
-    home, ids = (here, count[here]), here.to(device, non_blocking=True)
-    return Ctx(
+    count, held, fit = job.task.train.count, job.task.held_out, job.method.fit
+    ids = ids.cpu()
+    n = count[ids]
+    here = Ctx(
         seed=job.seed,
         round=t,
         rounds=job.rounds,
         ids=ids,
-        n=home[1].to(device, non_blocking=True),
+        n=n,
         clients=len(count),
         samples=int(count.sum()) - int(count[held].sum()),
         cohort=len(ids),
-        first=~server.seen[ids],
-        capacity={name: x[here].to(device, non_blocking=True) for name, x in job.fleet.capacity.items()} or None,
+        capacity={name: x[ids] for name, x in job.fleet.capacity.items()} or None,
         held=len(held),
-        home=home,
+        home=(ids, n),
+    )
+
+    def there(x: Tensor) -> Tensor:
+        return x.to(server.seen.device, non_blocking=True)
+
+    ids = there(ids)
+    return here._replace(
+        ids=ids,
+        n=there(n),
+        first=~server.seen[ids],
+        capacity={name: there(x) for name, x in here.capacity.items()} if here.capacity else None,
+        sizes=fit.sizes(here).cpu() if fit else None,
     )
 
 
@@ -172,13 +183,18 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
 
 def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
     """About so many chunks, of equally many clients."""
-    order = torch.argsort(ctx.here[1], stable=True)
+    order = ctx.here[1].argsort(stable=True)
     kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
-    for one in kind.unique():
-        mine = order[kind == one]
-        for part in mine.tensor_split(min(len(mine), -(-count * len(mine) // len(order)))):
-            whole = torch.equal(part, torch.arange(len(order)))
-            yield ctx if whole else ctx.at(part)
+    kind, grouped = kind.sort(stable=True)
+    order, whole, start = order[grouped], len(order), 0
+    if order.tolist() != list(range(whole)):
+        ctx = ctx.at(order)  # at once: parts are then views
+    for many in kind.unique_consecutive(return_counts=True)[1].tolist():
+        turns = min(many, -(-count * many // whole))
+        for i in range(turns):
+            part = many // turns + (i < many % turns)
+            yield ctx if part == whole else ctx.at(slice(start, start + part))
+            start += part
 
 
 def bytes_in(sizes: Sizes) -> Tensor:
@@ -191,13 +207,15 @@ class Tally:
 
     def __init__(self) -> None:
         self.parts: list[dict[str, Tensor]] = []
+        self.kinds: tuple[list[str], list[str]] = [], []  # of bytes, down and up
 
     def add(self, ctx: Ctx, down: Sizes, up: Sizes, loss: Tensor, gone_K: Tensor) -> None:
         """K clients; those that are gone uploaded nothing. Their losses come when doubts are judged."""
         k, here = len(ctx.ids), ~gone_K.cpu()
-        part = dict(zip(("ids", "n"), ctx.here, strict=True)) | {"arrived": here}
-        part |= {f"down/{kind}": x.cpu().expand(k) for kind, x in down.items()}
-        part |= {f"up/{kind}": x.cpu().expand(k) * here for kind, x in up.items()}
+        down_K, up_K = (torch.stack([x.cpu().expand(k) for x in way.values()], dim=1) for way in (down, up))
+        part = dict(zip(("ids", "n"), ctx.here, strict=True))
+        part |= {"arrived": here, "down": down_K, "up": up_K * here[:, None]}
+        self.kinds = list(down), list(up)
         self.parts.append(part)
         doubt(ctx.doubts, loss, lambda values: part.update(loss=values.to(loss.dtype)))
 
@@ -213,5 +231,8 @@ class Tally:
         order = whole["ids"].argsort()
         if len(self.parts) > 1 or not torch.equal(order, torch.arange(len(order))):
             whole = {name: x[order] for name, x in whole.items()}
-        down, up = under("down", whole), under("up", whole)
+        down, up = (
+            dict(zip(kinds, whole[way].unbind(1), strict=True))
+            for way, kinds in zip(("down", "up"), self.kinds, strict=True)
+        )
         return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,6 +15,8 @@ from sparing.core.tree import Tree
 Sizes = Callable[[Ctx], Tensor]
 LOGITS: dict[str, Callable[[float], float]] = {"ratio": lambda ratio: ratio, "factor": lambda ratio: -1 / ratio}
 """What the softmax over clients is taken of; weightings that do not look at ranks have none."""
+SURE = 2.0**-12
+"""Weights from here on are above zero on the grid of every cohort of up to 2^17 clients."""
 
 
 def weights(weighting: str, temperature: float, ratios: Sequence[float], of: Sequence[float]) -> list[float]:
@@ -31,13 +32,13 @@ def weights(weighting: str, temperature: float, ratios: Sequence[float], of: Seq
 
 def by_rank(weighting: str, temperature: float, ratios: Sequence[float], sizes: Sizes) -> Weigh:
     """`ratio`, `factor`: a softmax over the clients that came; `uniform`: all alike."""
-    table = tuple(weights(weighting, temperature, ratios, of=ratios))
+    table = weights(weighting, temperature, ratios, of=ratios)
 
     def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
-        size_K = sizes(arrival.ctx)
-        return placed(table, size_K.device)[size_K], {}
+        weight_K = torch.tensor([table[size] for size in sizes(arrival.ctx).tolist()], dtype=torch.float64)
+        return weight_K.to(arrival.ctx.ids.device, non_blocking=True), {}
 
-    return Weigh(of, most=lambda ctx: float(ctx.cohort), name=f"rank ({weighting})")
+    return Weigh(of, lambda ctx: float(ctx.cohort), name=f"rank ({weighting})", positive=min(table) >= SURE)
 
 
 def history(weighting: str, temperature: float, ratios: Sequence[float], sizes: Sizes) -> Step:
@@ -60,9 +61,3 @@ def history(weighting: str, temperature: float, ratios: Sequence[float], sizes: 
         return {name: x * (1 - share) for name, x in blended.update.items()}, state, {"history": share}
 
     return Step(apply, watch=watch, name="history")
-
-
-@cache
-def placed(table: tuple[float, ...], device: torch.device) -> Tensor:
-    """The numbers on a device, put there once."""
-    return torch.tensor(table, dtype=torch.float64, device=device)

@@ -15,9 +15,9 @@ from sparing.core.errors import MethodError, check_range, nearest
 from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_shapes, factors_of, matrix_of, product
 from sparing.core.factors import sides as sides_of
 from sparing.core.keys import Ctx, hashes, uniforms
+from sparing.core.later import doubt
 from sparing.core.protocols import Fit, Report
-from sparing.core.svd import PROBES, decomposed, energy
-from sparing.core.threads import intra_op
+from sparing.core.svd import PROBES, anew, decomposed, energy, exact_each
 from sparing.core.tree import Layout, Tree, tied_of
 
 FULL = {18: 3, 34: 15, 50: 10}
@@ -40,24 +40,36 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
 
     def learn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tree, Report]:
         state, fallbacks = spectra(model, state, ctx)
-        return state, quality(model, state, least) | {"fallbacks": float(fallbacks)} if layers else {}
+        report: Report = {}
+        if layers:
+
+            def judge(values: Tensor) -> None:
+                report.update(quality(least, values) | {"fallbacks": float(fallbacks)})
+
+            doubt(ctx.doubts, strengths(model, state, least), judge)
+        return state, report
 
     def spectra(model: Tree, old: Tree, ctx: Ctx | None) -> tuple[Tree, int]:
         """One decomposition for all ranks; matrices of one shape go together."""
         groups: dict[tuple[int, ...], list[str]] = {}
         for name in layers:
             groups.setdefault((*sides_of(layout.shapes[name]), most[name]), []).append(name)
+        matrices = [torch.cat([matrix_of(model[name]) for name in names]) for names in groups.values()]
+        matrices = [m if m.dtype == torch.float64 else m.float() for m in matrices]
+        fresh = [(m, rank) for m, (_, _, rank) in zip(matrices, groups, strict=True) if not old or anew(m, rank)]
+        begun = iter(exact_each([m for m, _ in fresh], [rank for _, rank in fresh]))
         state, fallbacks = {}, 0
-        for (_, columns, rank), names in groups.items():
-            m = torch.cat([matrix_of(model[name]) for name in names])
-            m = m if m.dtype == torch.float64 else m.float()
-            before = torch.cat([old[f"v/{name}"] for name in names]) if old else None
-            found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
-            fallbacks += missed
+        for m, ((_, columns, rank), names) in zip(matrices, groups.items(), strict=True):
+            if not old or anew(m, rank):
+                found = next(begun)
+            else:
+                before = torch.cat([old[f"v/{name}"] for name in names])
+                found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
+                fallbacks += missed
             for i, name in enumerate(names):
                 u, s, v = (x[i : i + 1] for x in found)
                 a, b = factors_of(u, s, v, layout.shapes[name])
-                state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s.clone(), f"v/{name}": v.clone()}
+                state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s, f"v/{name}": v}
         return state, fallbacks
 
     def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
@@ -71,8 +83,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         return out
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
-        with intra_op(1):
-            whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
+        whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
         return whole, dict.fromkeys(whole)
 
     return Fit(
@@ -198,13 +209,18 @@ def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Ten
     return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
 
 
-def quality(model: Tree, state: Tree, ranks: dict[str, int]) -> Report:
+def strengths(model: Tree, state: Tree, ranks: dict[str, int]) -> Tensor:
+    """One after the other in float64: the energy of each layer, and so many of its singular values."""
+    found = ([energy(model[name].flatten(2)), state[f"s/{name}"][0, :rank]] for name, rank in ranks.items())
+    return torch.cat([x for pair in found for x in pair])
+
+
+def quality(ranks: dict[str, int], values: Tensor) -> Report:
     """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors."""
     report: Report = {}
     missed, whole = 0.0, 0.0
-    cut = {name: state[f"s/{name}"][:, :rank].double() for name, rank in ranks.items()}
-    sums = [torch.cat([energy(model[name].flatten(2)), energy(s[:, None]), s.sum(1)]) for name, s in cut.items()]
-    for name, (size, caught, root) in zip(ranks, torch.stack(sums).tolist(), strict=True):
+    for name, part in zip(ranks, values.split([1 + rank for rank in ranks.values()]), strict=True):
+        size, caught, root = float(part[0]), float(part[1:].square().sum()), float(part[1:].sum())
         gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
         report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
         report[f"factor_norm/{layer}"] = root**0.5

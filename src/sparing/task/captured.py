@@ -17,8 +17,8 @@ from sparing.task.optim import is_plain
 from sparing.task.recording import Played, Recording
 from sparing.task.schedule import Plan, plan_of, reported
 
-KEPT = 8
-"""Recordings kept for a model."""
+KEPT, AMPLE = 8, 4
+"""Recordings kept for a model; how many times the room that is needed, in clients and in steps, one may have."""
 
 
 def can_capture(local: Local, start: Tree) -> bool:
@@ -63,20 +63,25 @@ def recording(
     model: nn.Module, loss: Loss, data: Clients, local: Local, phase: Phase, plan: Plan, state: Tree,
     device: torch.device, precision: str,
 ) -> Recording:  # fmt: skip
-    """The smallest that has room and does not waste it, made if there is none yet."""
+    """The smallest that has room, made if there is none yet.
+
+    The first is made to measure. Where clients come in different numbers, one made later has more room than those
+    before it, so that there are soon enough: room that is not needed costs some time on the GPU, recording far more.
+    """
     known = RECORDS.setdefault(model, [])
     steps, k = len(plan.alive), len(plan.order)
     even = all(plan.full) and set(plan.width) == {plan.places.shape[2]} and plan.alive[-1] == k
     shared = tuple(name for name, x in state.items() if x.shape[0] == 1)
-    key = (loss, data, phase, local.buffers, even, plan.places.shape[2], shared, device, precision)
-    alike = [record for other, record in known if other == key]
-    fits = [r for r in alike if k <= r.k <= roomy(k) and steps <= r.steps <= roomy(steps)]
+    key = (loss, data, phase, local.buffers, plan.places.shape[2], shared, device, precision)
+    alike = [record for other, record in known if other == key and (even or record.real is not None)]
+    alike = [record for record in alike if record.k <= AMPLE * k and record.steps <= AMPLE * steps]
+    fits = [record for record in alike if k <= record.k and steps <= record.steps]
     if fits:
-        return min(fits, key=lambda record: (record.k, record.steps))
-    if alike:  # they come in different numbers
-        k, steps = roomy(k), roomy(steps)
-    while len(known) >= KEPT:
-        known.pop(0)
+        record = min(fits, key=lambda one: (one.k, one.real is not None, one.steps))
+        known.sort(key=lambda one: one[1] is record)  # what was used last stands last
+        return record
+    k, steps = roomy(k, [one.k for one in alike]), roomy(steps, [one.steps for one in alike])
+    del known[: -(KEPT - 1)]
     record = Recording(
         model, loss, data, phase, local.buffers == "static", plan, k, steps, not even, state, device, precision
     )
@@ -84,11 +89,11 @@ def recording(
     return record
 
 
-def roomy(n: int) -> int:
-    """Rounded up a little, so that a few recordings serve all clients.
+def roomy(n: int, before: list[int]) -> int:
+    """Room for n, with some to spare where it is more than there was before.
 
-    >>> [roomy(n) for n in (1, 5, 9, 17, 100)]
-    [1, 5, 10, 20, 112]
+    >>> roomy(12, []), roomy(14, [12]), roomy(10, [12, 18])
+    (12, 18, 18)
     """
-    unit = 1 << max(0, n.bit_length() - 3)
-    return -(-n // unit) * unit
+    most = max(before, default=n)
+    return most if n <= most else -(-n * 5 // 4)
