@@ -13,7 +13,6 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.losses import Loss
-from sparing.task.optim import is_plain
 from sparing.task.recording import Played, Recording
 from sparing.task.schedule import Plan, plan_of, reported
 
@@ -35,7 +34,7 @@ def captured(
     """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
     step."""
     plans = [plan_of(data, phase, number, ctx, device) for number, phase in enumerate(local.phases)]
-    if not all(in_step(model, phase, plan) for phase, plan in zip(local.phases, plans, strict=True)):
+    if not all(in_step(model, plan) for plan in plans):
         return None
     played, losses, state = None, torch.zeros(len(ctx.ids)), start
     for number, (phase, plan) in enumerate(zip(local.phases, plans, strict=True)):
@@ -46,12 +45,10 @@ def captured(
     return None if played is None else (played, losses)
 
 
-def in_step(model: nn.Module, phase: Phase, plan: Plan) -> bool:
-    """Whether those who have finished early can stay in the batch: all finish together, or zeros move nobody."""
+def in_step(model: nn.Module, plan: Plan) -> bool:
+    """Whether those who have finished early can stay in the batch: all finish together, or no statistics move."""
     even = all(m == len(plan.order) for m in plan.alive)
-    return even or (
-        is_plain(phase) and not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
-    )
+    return even or not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
 RECORDS: "WeakKeyDictionary[nn.Module, list[tuple[Any, Recording]]]" = WeakKeyDictionary()

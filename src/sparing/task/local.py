@@ -95,8 +95,8 @@ def train(
     if precision == "bf16":
         raise ConfigError(
             "plan.precision is bf16, which is for training that can be recorded on CUDA: path stacked, SGD without "
-            "prox, correction or kept velocities, and plain SGD without BatchNorm where clients take unequal numbers "
-            "of steps; use tf32 or float32"
+            "prox, correction or kept velocities, and no BatchNorm where clients take unequal numbers of steps; use "
+            "tf32 or float32"
         )
     aside = Aside(anchor if anchor is not None else start, pull or {})
     with torch.enable_grad(), precise(precision) if device.type == "cuda" else nullcontext(), intra_op(1):

@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from sparing.core.product import Product
 from sparing.core.protocols import Phase
-from sparing.core.tree import Grown, Tree
+from sparing.core.tree import Grown, Tree, column
 from sparing.task.augment import augmented
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
@@ -229,7 +229,11 @@ class Recording:
         else:
             rows = list(self.rows(self.flat).values())
             grads = [grads[name].float() for name in self.shapes]
+            before = None if real is None else self.rows(self.flat.clone())
             update(self.phase, 0, rows, grads, Beside([], [], []), self.memory, self.pairs, stacked=True)
+            if real is not None and before is not None:  # those who have finished stay where they are
+                for x, old in zip(rows, before.values(), strict=True):
+                    x.copy_(torch.where(column(real[:, 0], x), x, old))
         for name, dense in self.dense.items():
             put(moves[name], dense.moves, self.t, -self.phase.lr)
             put(saw[name], dense.inputs, self.t, 1.0)
