@@ -59,14 +59,14 @@ class Cover:
     def votes(self, like: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight per coordinate, broadcastable to what was voted on, and where it is positive (None: everywhere)."""
         total = self.total if self.dense is None else None
-        if total is not None and (self.positive or bool(total > 0)):
+        if total is not None and (self.positive or (not total.is_cuda and bool(total > 0))):
             return total, None if self.mask is None else self.mask.to(like.device)  # elsewhere the sum is zero
         votes = self.dense
         if votes is None:
             assert self.total is not None
             votes = self.total if self.mask is None else self.mask * self.total
-        votes = votes.to(like.device).expand(like.shape)
-        return votes, votes > 0
+        votes = votes.to(like.device, non_blocking=True)
+        return votes.expand(like.shape), (votes > 0).expand(like.shape)
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:

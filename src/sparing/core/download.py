@@ -4,6 +4,8 @@ The updates that a client misses, one parcel each, and a last one with its notes
 whichever is shorter. Where the server does not broadcast, a download is what `round.outgoing` gives.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from sparing.core.parcel import Leaf, Parcel, Schema, each
 from sparing.core.protocols import Method
 from sparing.core.tree import Tree
 from sparing.core.versions import at, frame_schema, onward, table
-from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, split, to_bytes
+from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, sizes_later, split, to_bytes
 
 
 def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
@@ -28,6 +30,14 @@ def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Ten
     less = dict(zip(whole, (lengths[first_K] + own).unbind(1), strict=True))
     behind_K = (held_K >= past["from"].cpu()) & (sum(less.values()) < sum(whole.values()))
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
+
+
+def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
+    """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
+    if not fits(past, down):
+        return sizes_later(down)
+    found = downloads(past, down, ctx)[1]
+    return lambda: found
 
 
 def fits(past: Tree, down: Parcel) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from sparing.core.gpu import ready
 from sparing.core.parcel import cleared
 from sparing.core.product import Product, formed
-from sparing.core.reduce import cut_of, total
+from sparing.core.reduce import total
 from sparing.core.tree import flat
 
 BLOCK = 1 << 22
@@ -50,18 +50,28 @@ def products(terms: list[Term], k: int) -> Tensor:
 
 
 def in_kernels(terms: list[Term], k: int, planes: int) -> Tensor:
-    """One launch a term, then all of their blocks together."""
+    """All terms side by side, in one launch, then all of their blocks together."""
     from sparing.core.gpu.sums import block_products
 
-    cuts = [cut_of(max(math.prod(term.x.shape[1:]), 1)) for term in terms]
-    most = max(cut.blocks for cut in cuts)
-    sums = torch.zeros(planes, k, len(terms), most, dtype=torch.float64, device=terms[0].x.device)
-    for term, cut, out in zip(terms, cuts, sums.unbind(2), strict=True):
-        x, shift, other = (None if y is None else flat(rows(y)) for y in term[:3])
-        mask = None if term.mask is None else flat(term.mask.expand(-1, *term.x.shape[1:]))
-        if math.prod(term.x.shape):
-            block_products([x, shift, other, mask], k, cut, out)
-    return total(sums.view(-1, most)).view(planes, k, len(terms))
+    shapes, gaps = [term.x.shape[1:] for term in terms], (0.0, 0.0, 0.0, True)
+    given = [joined([term[i] for term in terms], shapes, k, gap) for i, gap in enumerate(gaps)]
+    sums = block_products(given, k, tuple(map(math.prod, shapes)))
+    return total(sums.flatten(0, 2)).view(planes, k, len(terms))
+
+
+def joined(parts: list[Tensor | None], shapes: list[torch.Size], k: int, gap: float) -> Tensor | None:
+    """Tensors side by side in a row for each client, or in one for all; `gap` stands for a missing one."""
+    there = [None if x is None else rows(x) for x in parts]
+    some = [x for x in there if x is not None]
+    if not some:
+        return None
+    fill = torch.full((1,), gap, dtype=some[0].dtype, device=some[0].device) if len(some) < len(parts) else some[0]
+    every = [
+        flat((fill.view(1, *[1] * len(shape)) if x is None else x).expand(-1, *shape))
+        for x, shape in zip(there, shapes, strict=True)
+    ]
+    most = max(map(len, every))
+    return torch.cat([x.expand(most, -1) for x in every], 1)
 
 
 def rows(x: Tensor, at: slice = ALL) -> Tensor:

@@ -235,35 +235,46 @@ def settle(
     if method.blend.lenient and not fold.roll.ids:
         return met(server, ctx), report
     blended = fold.mean(ctx.doubts)
-    report["coverage"] = coverage(blended.update, blended.covered, method.layout)
+    hit, size = voted(blended.update, blended.covered, method.layout), max(method.layout.size, 1)
+    doubt(ctx.doubts, hit, lambda count: report.update(coverage=float(count) / size))
     mine = blended._replace(seen=under("weigh", blended.seen))
     memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
-    state, rows = prefixed("weigh", memory), {}
-    report |= said
+    state, rows, reports = prefixed("weigh", memory), {}, [said]
     for i, step in enumerate(method.blend.steps):
         mine = blended._replace(seen=under(str(i), blended.seen))
         update, memory, said = step.apply(under(str(i), server.blend), mine, ctx)
         rows |= prefixed(str(i), step.keep(memory, mine, ctx))
         blended = blended._replace(update=update)
         state |= prefixed(str(i), memory)
-        report |= said
+        reports.append(said)
     server = met(server, ctx)
     past = server.past
     if method.broadcast is not None:
         blended, past, said = told(method, server.model, past, blended, ctx)
-        report |= said
+        reports.append(said)
     model = moved_all(server.model, blended.update, blended.covered)
     sizes = refuse_infinite(model, f"after round {ctx.round}", ctx.doubts)
     share, said = method.share.learn(server.share, blended, ctx)
     share = looked(method, share, model, gradient)
-    report |= said
+    reports.append(said)
     fit = server.fit
     if method.fit is not None:
         fit, said = method.fit.learn(fit, model, ctx)
-        doubt(ctx.doubts, torch.zeros(0), lambda _: report.update(said))  # once it is known
+        reports.append(said)
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
+    complete(report, reports, ctx.doubts)
     return Server(model, share, state, fit, server.seen, server.rows, past, sizes), report
+
+
+def complete(report: Report, parts: list[Report], doubts: Doubts | None) -> None:
+    """Put in what all parts have to say, once those that wait for numbers from a device have them."""
+
+    def judge(_: Tensor) -> None:
+        for part in parts:
+            report.update(part)
+
+    doubt(doubts, torch.zeros(0), judge)
 
 
 def met(server: Server, ctx: Ctx) -> Server:
@@ -315,9 +326,11 @@ def overlay(own: Tree, got: Parcel) -> Tree:
 
 def against(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
     """Increments on what was sent, as differences from the model; the same tensors where the model was sent."""
-    update, doubtful = {}, {}
+    update, doubtful = shifted(model, got, arrived, votes), {}
     for name, value in arrived.items():
         sent, scope = got.leaves.get(name), votes[name].mask
+        if name in update:
+            continue
         update[name] = cleared(value, scope)  # whoever has no vote must not leak into the sum
         if sent is None:
             update[name] = update[name] + cleared(-model[name], scope)
@@ -328,6 +341,17 @@ def against(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
     for name in (name for name, differs in zip(doubtful, told, strict=True) if differs):
         update[name] = update[name] + cleared(got.leaves[name].value - model[name], votes[name].mask)
     return update
+
+
+def shifted(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
+    """The same of parts of tensors on a GPU, of which it takes longer to ask whether what was sent is the model."""
+    parts = [n for n, cut in votes.items() if n in got.leaves and cut.mask is not None and cut.mask.is_cuda]
+    parts = [n for n in parts if n in arrived and got.leaves[n].value is not model[n]]
+    if not parts:
+        return {}
+    away = torch._foreach_sub([got.leaves[name].value for name in parts], [model[name] for name in parts])  # pyright: ignore
+    moved = torch._foreach_add([arrived[name] for name in parts], away)  # pyright: ignore
+    return {name: cleared(x, votes[name].mask) for name, x in zip(parts, moved, strict=True)}
 
 
 def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx) -> tuple[Tree, dict]:
@@ -379,10 +403,9 @@ def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> Ten
     return sizes
 
 
-def coverage(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> float:
-    """Share of the parameters that somebody voted on."""
+def voted(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> Tensor:
+    """How many of the parameters somebody voted on."""
     masks = {name: covered[name] for name in layout.params if name in update}
     hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)
-    counts = [mask.sum() for mask in masks.values() if mask is not None]
-    hit += int(torch.stack(counts).sum()) if counts else 0
-    return hit / max(layout.size, 1)
+    some = [mask.reshape(-1) for mask in masks.values() if mask is not None]
+    return torch.cat(some).sum() + hit if some else torch.tensor(hit)

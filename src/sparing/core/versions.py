@@ -53,9 +53,7 @@ def served(past: Tree, ctx: Ctx) -> Tree:
     """These clients now hold the model that this round began with."""
     if "held" not in past:
         return past
-    held = past["held"].clone()
-    held[ctx.ids.to(held.device)] = ctx.round
-    return past | {"held": held}
+    return past | {"held": past["held"].index_fill(0, ctx.ids.to(past["held"].device), ctx.round)}
 
 
 def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -65,16 +63,18 @@ def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def moved_all(model: Tree, update: Tree, covered: dict[str, Tensor | None]) -> Tree:
-    """The model after an update of some of its tensors; on a GPU the plain ones move together, in few operations."""
-    plain = [n for n in update if model[n].is_cuda and model[n].dtype == torch.float32 and covered.get(n) is None]
-    if len(plain) < 2:
-        plain = []
-    apart = {name: moved(model[name], x, covered.get(name)) for name, x in update.items() if name not in plain}
-    if plain:
-        new = moved(*(torch.cat([tree[name].view(-1) for name in plain]) for tree in (model, update)))
-        parts = new.split([model[name].numel() for name in plain])
-        apart |= {name: part.view_as(model[name]) for name, part in zip(plain, parts, strict=True)}
-    return model | apart
+    """The model after an update of some of its tensors; on a GPU many move together, in few operations."""
+    wide = [n for n in update if model[n].is_cuda and model[n].dtype == torch.float32]
+    masked = [name for name in wide if covered.get(name) is not None]
+    new: Tree = {}
+    for some in (masked, [name for name in wide if name not in masked]):
+        if len(some) < 2:
+            continue
+        trees = (model, update, covered) if some is masked else (model, update)
+        parts = moved(*(torch.cat([tree[name].reshape(-1) for name in some]) for tree in trees))  # pyright: ignore
+        pieces = parts.split([model[name].numel() for name in some])
+        new |= {name: part.view_as(model[name]) for name, part in zip(some, pieces, strict=True)}
+    return model | {n: new[n] if n in new else moved(model[n], x, covered.get(n)) for n, x in update.items()}
 
 
 # ------------------------------------------------------------------------------------------------ the server's update

@@ -5,6 +5,7 @@ It is what the fast engine is checked against, and the one to read first.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from sparing.core.round import (
 from sparing.core.tree import Tree, sha256
 from sparing.core.versions import NEVER, copy_of
 from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, bytes_in, context
+from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
 
@@ -56,7 +57,8 @@ class Debug:
                     down = outgoing(method, server, ctx)
                     posted = write_download(server.past, down, ctx)
                     behind_K, kinds = downloads(server.past, down, ctx)
-                    sent = counted(kinds, posted)
+                    sent = partial(counted, kinds, posted)
+                    sent()
                 with stage("reading the download", ctx):
                     expected = schema_down(method, self.job.initial, ctx)
                     got, parts = read_download(method, posted, expected, *self.held(server, ctx, copies), ctx)
@@ -69,8 +71,9 @@ class Debug:
                     if not method.blend.lenient:
                         refuse_infinite(up, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
-                    back = counted(sizes(up), returned)
-                gone_K = self.job.fleet.gone(ctx, bytes_in(back))
+                    back = partial(counted, sizes(up), returned)
+                    back()
+                gone_K = self.job.gone(ctx, back)
                 if bool(gone_K.all()):
                     state = put_back(method, state, up, gone_K, ctx)
                 else:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
 
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
+Later = Callable[[], Sizes]
+"""Sizes for which a device is waited for by whoever calls this."""
 TURNS = 4
 """Chunks that a thread takes in a round on path loop, where there are so many clients."""
 Post = Callable[[Ctx, str, bytes, list[Schema]], None]
@@ -66,9 +68,13 @@ class Job(NamedTuple):
             after = {**after, **{f"{name}.second": x for name, x in trained.items()}}
         return only(after, start), memory, notes
 
-    def timed(self, ctx: Ctx, down: Sizes) -> Ctx:
+    def timed(self, ctx: Ctx, down: Later) -> Ctx:
         """The same round, once it is known how much went down to these K clients."""
-        return ctx if self.fleet.deadline is None else self.fleet.timed(self.method.local, ctx, bytes_in(down))
+        return ctx if self.fleet.deadline is None else self.fleet.timed(self.method.local, ctx, bytes_in(down()))
+
+    def gone(self, ctx: Ctx, up: Later) -> Tensor:
+        """Whose upload never arrives: bool `[K]`. How large it is matters only where a round has a deadline."""
+        return self.fleet.gone(ctx, torch.tensor(0) if ctx.budget is None else bytes_in(up()))
 
     def gradient(self, model: Tree) -> Tree:
         """Of the loss on the server's probe set, at its model."""
@@ -212,15 +218,19 @@ class Tally:
         self.parts: list[dict[str, Tensor]] = []
         self.kinds: tuple[list[str], list[str]] = [], []  # of bytes, down and up
 
-    def add(self, ctx: Ctx, down: Sizes, up: Sizes, loss: Tensor, gone_K: Tensor) -> None:
-        """K clients; those that are gone uploaded nothing. Their losses come when doubts are judged."""
-        k, here = len(ctx.ids), ~gone_K.cpu()
-        down_K, up_K = (torch.stack([x.cpu().expand(k) for x in way.values()], dim=1) for way in (down, up))
-        part = dict(zip(("ids", "n"), ctx.here, strict=True))
-        part |= {"arrived": here, "down": down_K, "up": up_K * here[:, None]}
-        self.kinds = list(down), list(up)
+    def add(self, ctx: Ctx, down: Later, up: Later, loss: Tensor, gone_K: Tensor) -> None:
+        """K clients; those that are gone uploaded nothing. Their losses and sizes come when doubts are judged."""
+        k, here, dtype = len(ctx.ids), ~gone_K.cpu(), loss.dtype
+        part = dict(zip(("ids", "n"), ctx.here, strict=True)) | {"arrived": here}
         self.parts.append(part)
-        doubt(ctx.doubts, loss, lambda values: part.update(loss=values.to(loss.dtype)))
+
+        def judge(values: Tensor) -> None:
+            sent, back = down(), up()
+            down_K, up_K = (torch.stack([x.expand(k) for x in way.values()], dim=1) for way in (sent, back))
+            part.update(loss=values.to(dtype), down=down_K, up=up_K * here[:, None])
+            self.kinds = list(sent), list(back)
+
+        doubt(ctx.doubts, loss, judge)
 
     @property
     def arrivals(self) -> int:

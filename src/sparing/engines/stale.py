@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sparing.core.gpu import ready
 from sparing.core.keys import Ctx
-from sparing.core.protocols import Method, Train
+from sparing.core.later import Doubts, doubt
+from sparing.core.protocols import Method, Report, Train
 from sparing.core.tree import Trained, Tree, flat
 
 
@@ -20,7 +21,7 @@ class Stale:
         apart = method.share.own - method.share.private - method.share.values
         self.names = [name for name in method.layout.params if name in apart] if method.fit is None else []
         self.model, self.count = model, 0
-        self.sums: Tensor | int = 0  # over clients, of what they are away from the model and of its square: [2, n]
+        self.sums: Tensor | None = None  # over clients, of what they are away from the model and of its square: [2, n]
 
     def watching(self, train: Train) -> Train:
         """The same training, looked at from the side."""
@@ -34,19 +35,24 @@ class Stale:
         return watched
 
     def add(self, start: Tree, k: int) -> None:
-        self.count += k
-        self.sums = self.sums + spreads([(start[name], self.model[name]) for name in self.names], k)
+        self.take(k, spreads([(start[name], self.model[name]) for name in self.names], k))
 
     def merge(self, other: "Stale") -> None:
-        self.count += other.count
-        self.sums = self.sums + other.sums
+        if other.sums is not None:
+            self.take(other.count, other.sums)
 
-    def report(self) -> dict[str, float]:
-        if not self.names or self.count < 2:
-            return {}
-        total, square = torch.as_tensor(self.sums) / self.count
-        spread = (square - total.square()).clamp(min=0).sum()
-        return {"stale_divergence": float(spread) / len(total)}
+    def take(self, count: int, sums: Tensor) -> None:
+        self.count += count
+        self.sums = sums if self.sums is None else self.sums + sums
+
+    def report(self, doubts: Doubts | None = None) -> Report:
+        """Complete once the doubts are judged."""
+        report: Report = {}
+        if self.sums is not None and self.count > 1:
+            total, square = self.sums / self.count
+            spread = (square - total.square()).clamp(min=0).sum()
+            doubt(doubts, spread, lambda x: report.update(stale_divergence=float(x) / len(total)))
+        return report
 
 
 def spreads(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.download import downloads
+from sparing.core.download import downloads_later
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
 from sparing.core.later import asked
@@ -19,8 +19,8 @@ from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
 from sparing.core.threads import side_by_side
 from sparing.core.tree import Tree
-from sparing.core.wire import sizes
-from sparing.engines.engine import Evaluation, Job, Outcome, Sizes, Tally, bytes_in, context, parts
+from sparing.core.wire import sizes_later
+from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
 
@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
     ctx: Ctx
     down: Parcel
-    posted: Sizes
+    posted: Later
     state: Tree
 
 
@@ -38,9 +38,9 @@ class Back(NamedTuple):
     """What came of it."""
 
     ctx: Ctx
-    posted: Sizes
+    posted: Later
     state: Tree
-    returned: Sizes
+    returned: Later
     loss_K: Tensor
     gone_K: Tensor
     stale: Stale
@@ -65,8 +65,8 @@ class Vector:
 
             def send(ctx: Ctx) -> Sent:
                 down = outgoing(method, server, ctx)
-                _, posted = downloads(server.past, down, ctx)
-                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids))
+                posted = downloads_later(server.past, down, ctx)
+                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.here[0]))
 
             def work(sent: Sent) -> Back:
                 fold = free.pop()
@@ -76,7 +76,7 @@ class Vector:
                     free.append(fold)
 
             def take(back: Back) -> None:
-                self.bank.write(back.ctx.ids, back.state)
+                self.bank.write(back.ctx.here[0], back.state)
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
@@ -85,12 +85,12 @@ class Vector:
                 server, report = settle(method, server, merged(folds), cohort, self.job.gradient)
             else:
                 server, report = met(server, cohort), {}
-            report |= stale.report()
+            divergence = stale.report(cohort.doubts)
             judged = asked(cohort.doubts or [])
 
         def outcome() -> Outcome:
             judged()
-            return tally.outcome(report)
+            return tally.outcome(report | divergence)
 
         return server, outcome
 
@@ -99,8 +99,8 @@ class Vector:
         method, (ctx, down, posted, state) = self.job.method, sent
         stale = Stale(method, server.model)
         up, state = client(method, state, down, stale.watching(self.job.train), ctx, self.job.fleet.claim)
-        returned = sizes(up)
-        gone_K = self.job.fleet.gone(ctx, bytes_in(returned))
+        returned = sizes_later(up)
+        gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, up, gone_K, ctx)
         if not bool(gone_K.any()):

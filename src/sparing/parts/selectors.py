@@ -23,8 +23,8 @@ from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts
 from sparing.core.protocols import Blended, Report, Share, nothing
-from sparing.core.round import coverage
-from sparing.core.tree import Layout, Tree, column, flat, prefixed, under
+from sparing.core.round import voted
+from sparing.core.tree import Layout, Tree, flat, prefixed, under
 
 DECAY = 0.9  # of a score, for every round that its position is not updated
 JOINS = {"union": torch.logical_or, "intersection": torch.logical_and}
@@ -192,35 +192,33 @@ def selected(
             "values; use first: seed, and sync: N if newcomers should catch up"
         )
     whole: Cuts = {name: Cut() for name in layout.shapes}
-    last: list[tuple[tuple, list[Tensor], Cuts]] = []
+    last: list[tuple[tuple, list[Tensor], Tensor, Cuts]] = []
 
-    def drawn(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
-        """This round's mask. It is asked for many times, so the last one is kept, with what it was chosen from."""
+    def drawn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tensor, Cuts]:
+        """This round's mask, whole and cut. It is asked for many times, so the last one is kept, with its sources."""
         source = [*state.values(), *(model[name] for name in layout.params)] if select.told else []
         source += [ctx.ids] if per_client else []
         key = (ctx.seed, ctx.round, ctx.ids.device, *map(id, source))
         kept = next(iter(last), None)  # other threads may put theirs in its place
         if kept is None or kept[0] != key:
-            kept = key, source, whole | pieces(select.pick(state, model, ctx), layout, select.told)
+            mask = select.pick(state, model, ctx)
+            kept = key, source, mask, whole | pieces(mask, layout, select.told)
             last[:] = [kept]
-        return kept[2]
+        return kept[2:]
 
     def newcomers(ctx: Ctx) -> Tensor | None:
-        download = first != "seed" and not select.told
-        return ctx.first if download and ctx.first is not None and bool(ctx.first.any()) else None
+        """Who they are, if there may be some: a GPU is not asked."""
+        if ctx.first is None or first == "seed" or select.told:
+            return None
+        return ctx.first if ctx.first.is_cuda or bool(ctx.first.any()) else None
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
-        cuts, new_K = drawn(state, model, ctx), newcomers(ctx)
-        if new_K is None:
-            return cuts
-        return {
-            name: cut if cut.mask is None else cut._replace(mask=cut.mask | column(new_K, cut.mask))
-            for name, cut in cuts.items()
-        }
+        (mask, cuts), new_K = drawn(state, model, ctx), newcomers(ctx)
+        return cuts if new_K is None else whole | pieces(mask | new_K[:, None], layout)
 
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         if not select.told:
-            return drawn({}, {}, ctx)
+            return drawn({}, {}, ctx)[1]
         return whole | {name: Cut(cut.mask) for name, cut in got.items()}
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
@@ -229,7 +227,7 @@ def selected(
         elif not select.told:
             size = int(select.pick({}, {}, ctx.at(slice(0, 1))).sum())
         else:
-            size = round(coverage(blended.update, blended.covered, layout) * layout.size)
+            size = int(voted(blended.update, blended.covered, layout))
         return select.learn(state, blended), {"mask_count": float(size)}
 
     return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look)

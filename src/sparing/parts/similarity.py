@@ -14,7 +14,8 @@ from torch import Tensor
 from sparing.core.errors import ConfigError, check_range
 from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
-from sparing.core.parcel import Parcel, Schema
+from sparing.core.later import doubt
+from sparing.core.parcel import Parcel, Schema, cleared
 from sparing.core.protocols import Arrival, Blended, Codec, Report, View, Weigh
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
@@ -55,25 +56,37 @@ def alike(
             start = arrival.model if on == "weights" else {}
             found = {name: arrival.update[name] for name in params if name in arrival.update}
             cos_K = cosine(found, start, state or arrival.model, arrival.scope, arrival.ctx.ids)
-        here = torch.stack([cos_K, arrival.notes["n"].to(cos_K)]).cpu()  # once, and from here on the host works
-        weights = [factor(cos, softmax) * n**q for cos, n in here.T.tolist()]  # one by one: vectors round by place
-        return torch.tensor(weights, dtype=torch.float64), {"cos": here[0]}
+        n_K = arrival.notes["n"].to(cos_K)
+        if softmax is None and q in (0, 1):
+            return cleared(cos_K, cos_K > 0) * (n_K if q else 1.0), {"cos": cos_K}
+        here = torch.stack([cos_K, n_K]).T.tolist()
+        weights = [factor(cos, softmax) * n**q for cos, n in here]  # one by one: vectors round by place
+        return torch.tensor(weights, dtype=torch.float64).to(cos_K.device, non_blocking=True), {"cos": cos_K}
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
-        cos, weight = blended.seen["cos"].tolist(), blended.weight.tolist()
-        for k in (k for k, x in enumerate(cos) if x != x):
-            i = int(blended.ids[k])
-            warnings.warn(f"round {ctx.round}: client {i} has nothing but zeros to compare; left out", stacklevel=2)
-        if not any(weight):
-            hint = "raise softmax" if softmax else "lower local.lr" if on == "weights" else "try on: weights"
-            warnings.warn(
-                f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {hint}",
-                stacklevel=2,
-            )
-        state = {name: renewed(x, blended, name) for name, x in state.items()}
-        return state, counts | spread([x for x in cos if x == x]) | shares(weight)
+        report, ids = dict(counts), blended.ids
 
-    return Weigh(of, most=lambda ctx: math.fsum(n**q for n in ctx.n.tolist()), init=init, learn=learn, name="fedsim")
+        def judge(found: Tensor) -> None:
+            cos, weight = found.tolist()
+            for k in (k for k, x in enumerate(cos) if x != x):
+                warnings.warn(
+                    f"round {ctx.round}: client {int(ids[k])} has nothing but zeros to compare; left out", stacklevel=2
+                )
+            if not any(weight):
+                hint = "raise softmax" if softmax else "lower local.lr" if on == "weights" else "try on: weights"
+                warnings.warn(
+                    f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {hint}",
+                    stacklevel=2,
+                )
+            report.update(spread([x for x in cos if x == x]) | shares(weight))
+
+        doubt(ctx.doubts, torch.stack([blended.seen["cos"], blended.weight]), judge)
+        return {name: renewed(x, blended, name) for name, x in state.items()}, report
+
+    def most(ctx: Ctx) -> float:
+        return math.fsum(n**q for n in ctx.here[1].tolist())
+
+    return Weigh(of, most, init, learn, name="fedsim")
 
 
 def renewed(x: Tensor, blended: Blended, name: str) -> Tensor:

@@ -42,10 +42,13 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
             some = [chosen[name] for name in names]
             rows = [flat(leaf.value) for leaf in some]
             values, widths = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0], [row.shape[1] for row in rows]
-            size, stretches = entries(some), tuple(widths)
-            if over == "model":
-                size, stretches = size.sum(dim=1, keepdim=True), (sum(widths),)
-            mask = pick(values, stretches, size, ratio)
+            stretches = (sum(widths),) if over == "model" else tuple(widths)
+            if mode == "exact" and all(leaf.scope is None for leaf in some):
+                k = brought(tuple(share_of_number(n, ratio) for n in stretches), values.device)
+                mask = largest_of_each(values, stretches, k.expand(len(values), -1))
+            else:
+                size = entries(some)
+                mask = pick(values, stretches, size.sum(dim=1, keepdim=True) if over == "model" else size, ratio)
             sent = zip(cleared(values, mask).split(widths, dim=1), mask.split(widths, dim=1), strict=True)
             for name, leaf, (value, keep) in zip(names, some, sent, strict=True):
                 value, keep = value.reshape(leaf.value.shape).to(leaf.value.dtype), keep.reshape(leaf.value.shape)
@@ -142,6 +145,15 @@ def share_of(size_K: Tensor, ratio: float) -> Tensor:
     """max(1, ceil(ratio * P)), and 0 where P = 0. The product is cleared of its last bits: 0.07 * 100 is 7, not 8."""
     k_K = torch.ceil(size_K.double() * ratio * (1 - 2.0**-50)).long()
     return torch.minimum(k_K.clamp(min=1), size_K)
+
+
+def share_of_number(size: int, ratio: float) -> int:
+    """The same of one number.
+
+    >>> share_of_number(100, 0.07), share_of_number(100, 0.071), share_of_number(0, 0.5)
+    (7, 8, 0)
+    """
+    return min(max(math.ceil(size * ratio * (1 - 2.0**-50)), 1), size)
 
 
 def largest_share(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Tensor:

@@ -19,8 +19,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.gpu import brought
 from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
+from sparing.core.later import doubt
 from sparing.core.parcel import both
 from sparing.core.protocols import Arrival, Blended, Method, Report, Step
 from sparing.core.reduce import total
@@ -60,6 +62,7 @@ def stein(layout: Layout, settings: Settings) -> Step:
     """Shrink every parameter tensor by its own c. During `warmup` rounds, and wherever c is not defined, X itself."""
     refuse(settings)
     s, params = settings, layout.floats
+    last: list[tuple[list, list, dict[str, Aim]]] = []
     betas = GRID if s.learn_beta else (TARGET_BETA if s.beta_role == "coefficient" else s.beta,)
 
     def init(model: Tree, clients: int) -> Tree:
@@ -85,17 +88,20 @@ def stein(layout: Layout, settings: Settings) -> Step:
         return {n: start if x[start] <= min(x) else x.index(min(x)) for n, x in zip(names, misses, strict=True)}
 
     def expected(state: Tree, which: dict[str, int]) -> dict[str, Aim]:
-        """The targets by these betas."""
-        aims = {name: Aim() for name in which}
+        """The targets by these betas. They are asked for twice a round, so the last are kept, with their sources."""
         known = [] if s.target != "ema" else [(name, i) for name, i in which.items() if betas[i] != 1]
         if not known:
-            return aims
+            return {name: Aim() for name in which}
         sums, masses = ([state[f"{kind}{i}/{name}"] for name, i in known] for kind in ("sum", "mass"))
-        ms = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
-        there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
-        for (name, _), m, mass, where in zip(known, ms, masses, there, strict=True):
-            aims[name] = Aim(m, where.view(mass.shape))
-        return aims
+        key = [(name, i, *map(id, pair)) for (name, i), *pair in zip(known, sums, masses, strict=True)]
+        kept = next(iter(last), None)  # other threads may put theirs in its place
+        if kept is None or kept[0] != key:
+            ms = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
+            there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
+            found = zip(known, ms, masses, there, strict=True)
+            kept = key, [sums, masses], {name: Aim(m, where.view(mass.shape)) for (name, _), m, mass, where in found}
+            last[:] = [kept]
+        return {name: kept[2].get(name, Aim()) for name in which}
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
         """For each layer, how far the clients are from m: |d_i - m|^2, `[K, layers]`."""
@@ -114,28 +120,33 @@ def stein(layout: Layout, settings: Settings) -> Step:
         return {name: Aim(m, both(there, blended.covered[name])) for name, (m, there) in aims.items()}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        doubt(blended, ctx, s)
+        caution(blended, ctx, s)
         names = [name for name in params if name in blended.update]
         which = chosen(state, names)
         aims = aim(state, which, blended)
         ready = len(names) > 0 and ctx.round > s.warmup and len(blended.weight) >= 2
-        pulls = measured(blended, aims, state, ctx, s) if ready else {}
-        after, cs = dict(state), dict.fromkeys(names, 1.0)
-        for name in strongest({name: pull.noise for name, pull in pulls.items()}, s.only):
-            c, _, smooth = pulls[name]
+        after, update, c = dict(state), blended.update, torch.ones(len(names), dtype=torch.float64)
+        if ready:
+            c, noise = measured(blended, aims, state, ctx, s)
+            pulled = strongest(noise, names, s.only)
             if s.beta_role == "coefficient":
+                smooth = torch.cat([state[f"smooth/{name}"] for name in names])
                 c = s.beta * smooth + (1 - s.beta) * c
-                after[f"smooth/{name}"] = torch.full_like(state[f"smooth/{name}"], c)
-            cs[name] = c
-        update = blended.update | shrunk(blended.update, aims, {name: c for name, c in cs.items() if c != 1})
+                after |= zip((f"smooth/{name}" for name in names), torch.where(pulled, c, smooth).split(1), strict=True)
+            c = c.masked_fill(~pulled, 1.0)
+            update = update | shrunk(update, aims, c)
         follow(after, names, blended)
         after["rounds"] = state["rounds"] + 1
-        report = {f"c/{name}": c for name, c in cs.items()}
-        if s.learn_beta:
-            report |= {f"beta/{name}": betas[i] for name, i in which.items()}
-        values = list(cs.values()) or [1.0]
-        report |= {"c_min": min(values), "c_max": max(values)}
-        log.debug("Round %d: c_min=%.4f, c_max=%.4f", ctx.round, report["c_min"], report["c_max"])
+        report: Report = {}
+
+        def judge(c: Tensor) -> None:
+            report.update(zip((f"c/{name}" for name in names), c.tolist(), strict=True))
+            if s.learn_beta:
+                report.update({f"beta/{name}": betas[i] for name, i in which.items()})
+            report.update(c_min=min(c.tolist(), default=1.0), c_max=max(c.tolist(), default=1.0))
+            log.debug("Round %d: c_min=%.4f, c_max=%.4f", ctx.round, report["c_min"], report["c_max"])
+
+        doubt(ctx.doubts, c, judge)
         return update, after, report
 
     def follow(state: Tree, names: list[str], blended: Blended) -> None:
@@ -172,14 +183,6 @@ class Aim(NamedTuple):
     there: Tensor | None = None  # where it is defined: one boolean, or one an entry; None: everywhere
 
 
-class Pull(NamedTuple):
-    """What the data say of one layer."""
-
-    c: float
-    noise: float  # p v / D
-    smooth: float  # c so far, where it is smoothed
-
-
 def apart(x: Tree, aims: dict[str, Aim], inside: dict[str, Tensor | None]) -> list[Term]:
     """x - m of every layer."""
     known = {name: m for name, (m, _) in aims.items() if m is not None}
@@ -192,64 +195,69 @@ def by_entry(there: Tensor | None) -> Tensor | None:
     return None if there is None or there.numel() == 1 else there
 
 
-def shrunk(update: Tree, aims: dict[str, Aim], c: dict[str, float]) -> Tree:
-    """m + c (X - m) of these layers."""
-    if not c:
-        return {}
-    xs, ms = [update[name] for name in c], [aims[name].m for name in c]
-    ms = [torch.zeros_like(x) if m is None else m for x, m in zip(xs, ms, strict=True)]
-    gs = torch._foreach_add(ms, torch._foreach_mul(torch._foreach_sub(xs, ms), list(c.values())))
-    inside = [by_entry(aims[name].there) for name in c]
-    return {n: g if m is None else torch.where(m, g, x) for n, g, x, m in zip(c, gs, xs, inside, strict=True)}
+def shrunk(update: Tree, aims: dict[str, Aim], c: Tensor) -> Tree:
+    """m + c (X - m) of these layers, X itself where c is 1; all in one row, since every operation costs on a GPU."""
+    xs = {name: update[name] for name in aims}
+    sizes = [x.numel() for x in xs.values()]
+    x = torch.cat([x.reshape(-1) for x in xs.values()])
+    m = torch.cat([(torch.zeros_like(update[name]) if m is None else m).reshape(-1) for name, (m, _) in aims.items()])
+    c = c.repeat_interleave(brought(tuple(sizes), c.device), output_size=len(x))
+    pulled, inside = c != 1, {name: by_entry(there) for name, (_, there) in aims.items()}
+    if any(mask is not None for mask in inside.values()):
+        full = torch.ones((), dtype=torch.bool, device=x.device)
+        every = [(full if mask is None else mask).expand_as(xs[name]) for name, mask in inside.items()]
+        pulled &= torch.cat([mask.reshape(-1) for mask in every])
+    parts = torch.where(pulled, m + c * (x - m), x).split(sizes)
+    return {name: part.view_as(x) for (name, x), part in zip(xs.items(), parts, strict=True)}
 
 
-def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> dict[str, Pull]:
-    """Every layer's pull; the device is waited for once."""
+def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> tuple[Tensor, Tensor]:
+    """Every layer's c, and its noise p v / |X - m|^2, `[layers]`: NaN where c is not defined."""
     inside = {name: by_entry(there) for name, (_, there) in aims.items()}
     terms = [term._replace(other=term.x) for term in apart(blended.update, aims, inside)]
     d, _, size = products(terms, 1)[:, 0]
-    weight, one = blended.weight / blended.weight.sum(), d.new_ones(1)
-    parts = [
-        d,
-        size,
-        d if s.estimator == "literal" else total((weight[:, None] * blended.seen["away"]).T),
-        torch.stack([one[0] if there is None else there.sum(dtype=one.dtype) for _, there in aims.values()]),
-        torch.cat([state.get(f"smooth/{name}", one) for name in aims]),
-        total(weight.square()[None]),
-        state["rounds"].double(),
-    ]
-    *found, w2, rounds = torch.cat(parts).tolist()
-    if s.target == "ema" and not rounds:
-        return {}
-    pulls = {}
-    for i, (name, (_, there)) in enumerate(aims.items()):
-        d, size, q, count, smooth = found[i :: len(aims)]
-        entries = blended.update[name].numel()
-        p = entries if there is None else int(count) * (entries // there.numel())
-        if p <= 2 or d <= NOTHING * size or w2 >= 1 or name in blended.apart:
-            continue
-        if s.estimator == "literal":
-            pulls[name] = Pull(clamped(1 - (p - 2) * (d / p) / d), 1.0, smooth)
-            continue
-        if s.target == "uniform":
-            q += d - size  # the clients were compared with zero
+    weight, p = blended.weight / blended.weight.sum(), entries(blended.update, aims, d)
+    w2 = total(weight.square()[None])
+    known = (p > 2) & ~(d <= NOTHING * size) & (w2 < 1)
+    if s.target == "ema":
+        known &= state["rounds"] > 0
+    if blended.apart:
+        known &= brought(tuple(int(name not in blended.apart) for name in aims), d.device) > 0
+    if s.estimator == "literal":
+        c, noise = 1 - (p - 2) * (d / p) / d, torch.ones_like(d)
+    else:
+        q = total((weight[:, None] * blended.seen["away"]).T)
+        q = q + (d - size) if s.target == "uniform" else q  # the clients were compared with zero
         f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
-        noise = f * (w2 / (1 - w2)) * max(q / d - 1, 0.0)
-        pulls[name] = Pull(clamped(1 - (p - 2) / p * noise), noise, smooth)
-    return pulls
+        noise = f * (w2 / (1 - w2)) * (q / d - 1).clamp(min=0.0)
+        c = 1 - (p - 2) / p * noise
+    return c.clamp(LOW, HIGH), noise.masked_fill(~known, math.nan)
 
 
-def clamped(c: float) -> float:
-    return min(max(c, LOW), HIGH)
+def entries(update: Tree, aims: dict[str, Aim], like: Tensor) -> Tensor:
+    """p: how many entries of each layer are compared, `[layers]` float64."""
+    one = torch.ones_like(like[:1], dtype=torch.bool)
+    masks = [one if there is None else there for _, there in aims.values()]
+    every = zip(aims, masks, strict=True)
+    sizes = brought(tuple(update[name].numel() // max(mask.numel(), 1) for name, mask in every), like.device)
+    if all(mask.numel() == 1 for mask in masks):
+        return torch.cat([mask.reshape(1) for mask in masks]).to(like.dtype) * sizes
+    return torch.stack([mask.sum(dtype=like.dtype) for mask in masks]) * sizes
 
 
-def strongest(noise: dict[str, float], share: float) -> frozenset[str]:
-    """The layers whose updates are noisiest, so large a share of them."""
-    count = math.ceil(share * len(noise))
-    return frozenset(sorted(noise, key=lambda name: (-noise[name], name))[:count])
+def strongest(noise: Tensor, names: list[str], share: float) -> Tensor:
+    """The layers whose updates are noisiest, so large a share of those that have a noise: bool `[layers]`."""
+    known = ~noise.isnan()
+    if share == 1:
+        return known
+    by_name = brought(tuple(sorted(range(len(names)), key=names.__getitem__)), noise.device)
+    order = by_name[noise[by_name].nan_to_num(-1.0).argsort(descending=True, stable=True)]
+    count = torch.ceil(share * known.sum().double())
+    ranks = torch.arange(len(names), dtype=count.dtype, device=noise.device)
+    return torch.zeros_like(known).index_put((order,), ranks < count)
 
 
-def doubt(blended: Blended, ctx: Ctx, s: Settings) -> None:
+def caution(blended: Blended, ctx: Ctx, s: Settings) -> None:
     if ctx.round > 1 or s.estimator == "literal":
         return
     if blended.apart:

@@ -16,6 +16,7 @@ from torch import Tensor
 from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.gpu import brought
 from sparing.core.keys import Ctx
+from sparing.core.later import doubt
 from sparing.core.parcel import Leaf, Parcel, Schema, cleared, clients, sent
 from sparing.core.protocols import Blended, Codec, Report, Step, View
 from sparing.core.reduce import total
@@ -183,8 +184,13 @@ def watched(layout: Layout, dense: bool) -> Step:
     names = thinned(layout, dense)
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        shares = blended.seen["pruned"].nanmean(dim=0).tolist()
-        labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
-        return blended.update, state, {name: x for name, x in zip(labels, shares, strict=True) if x == x}
+        report: Report = {}
+
+        def judge(shares: Tensor) -> None:
+            labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
+            report.update({name: x for name, x in zip(labels, shares.tolist(), strict=True) if x == x})
+
+        doubt(ctx.doubts, blended.seen["pruned"].nanmean(dim=0), judge)
+        return blended.update, state, report
 
     return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr", reports=True)

@@ -5,11 +5,14 @@
 so between a half of it and all of it. It goes down as a note and is in effect from the client's next round.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.keys import Ctx
+from sparing.core.later import doubt
 from sparing.core.protocols import Arrival, Blended, Report, Rows, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Tree
@@ -33,16 +36,18 @@ def adaptive(threshold: float) -> Step:
         return model, {"threshold": state["threshold"][ctx.ids]}
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
-        seen = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}
-        bad = {name: ~(x.isfinite() & ((x >= 0) | (name == "loss"))) for name, x in seen.items()}
-        if bool(torch.stack(list(bad.values())).any()):
-            name = next(name for name, x in bad.items() if bool(x.any()))
-            k = int(bad[name].nonzero()[0])
-            who, value = int(arrival.ctx.ids[k]), float(seen[name][k])
-            raise WireError(
-                f"round {arrival.ctx.round}: client {who} reported a {name} of {value:g}, from which no threshold "
-                "follows; look at its training"
-            )
+        seen, ctx = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}, arrival.ctx
+
+        def judge(values: Tensor) -> None:
+            for name, row in zip(seen, values.tolist(), strict=True):
+                for who, value in zip(ctx.here[0].tolist(), row, strict=True):
+                    if not math.isfinite(value) or (value < 0 and name != "loss"):
+                        raise WireError(
+                            f"round {ctx.round}: client {who} reported a {name} of {value:g}, from which no threshold "
+                            "follows; look at its training"
+                        )
+
+        doubt(ctx.doubts, torch.stack(list(seen.values())), judge)
         return seen
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
@@ -52,10 +57,15 @@ def adaptive(threshold: float) -> Step:
         told = threshold * torch.sigmoid(blended.seen["divergence"] + blended.seen["significance"] + mean)
         after = state["threshold"].clone()
         after[blended.ids] = told.float()
-        used = used.cpu()
-        report = {"threshold_mean": float(total(used[None])) / len(used)}
-        report |= {"threshold_min": float(used.min()), "threshold_max": float(used.max())}
-        report |= {f"threshold/{i}": x for i, x in zip(blended.ids.tolist(), used.tolist(), strict=True)}
+        report: Report = {}
+
+        def judge(found: Tensor) -> None:
+            ids, used = found
+            report["threshold_mean"] = float(total(used[None])) / len(used)
+            report.update(threshold_min=float(used.min()), threshold_max=float(used.max()))
+            report.update({f"threshold/{int(i)}": x for i, x in zip(ids.tolist(), used.tolist(), strict=True)})
+
+        doubt(ctx.doubts, torch.stack([blended.ids.double(), used.double()]), judge)
         return blended.update, {"threshold": after, "spread": spread, "rounds": rounds}, report
 
     return Step(apply, init, watch, name="fedscr adaptive", serve=serve, notes={"threshold": 1})

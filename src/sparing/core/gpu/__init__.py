@@ -3,6 +3,7 @@
 Every kernel has a plain path beside it, in the module that calls it, for CPUs and machines without Triton.
 """
 
+from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib.util import find_spec
 
@@ -24,3 +25,19 @@ def ready(x: Tensor) -> bool:
 def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """These numbers on a device, `[n]` int64; brought there once, since a copy is waited for."""
     return torch.tensor(numbers, dtype=torch.int64).to(device)
+
+
+def fetched(x: Tensor) -> Callable[[], Tensor]:
+    """A tensor on its way to the host; what this gives waits for it."""
+    if not x.is_cuda:
+        return lambda: x
+    here = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    here.copy_(x, non_blocking=True)
+    came = torch.cuda.Event()
+    came.record()
+
+    def arrived() -> Tensor:
+        came.synchronize()
+        return here
+
+    return arrived

@@ -104,11 +104,11 @@ def gaps_kernel(
         tl.atomic_add(cell + 3, tl.sum(gaps, 0).to(tl.int64))
 
 
-def gaps_of(mask: Tensor, alive: Tensor | None, lengths: tuple[int, ...]) -> Tensor:
+def gaps_of(mask: Tensor, alive: Tensor | None, lengths: tuple[int, ...], gaps: bool = True) -> Tensor:
     """Of bool `[R, n]` in stretches, where alive `[R, n]` or everywhere: int64 `[R, S, 4]`.
 
     How many are alive, how many of them kept, the number of the last one (-1: none), and the sum of gap >> low where
-    low is not zero.
+    low is not zero; that only where `gaps` are asked for.
     """
     tables, rows, n = blocks_of(lengths, BLOCK, mask.device), len(mask), sum(lengths)
     blocks, stretches, given = len(tables.stretch), len(lengths), alive is not None
@@ -122,5 +122,6 @@ def gaps_of(mask: Tensor, alive: Tensor | None, lengths: tuple[int, ...]) -> Ten
     grid, where, how = (blocks, rows), tables[:3], {"GIVEN": given, "BLOCK": BLOCK, "num_warps": 8}
     look_kernel[grid](bits, lives, *where, *small, n, blocks, **how)
     join_kernel[(stretches, rows)](tables.first, *small, *wide, out, stretches, blocks, MANY=MANY)
-    gaps_kernel[grid](bits, lives, *where, *wide, out, n, stretches, blocks, **how)
+    if gaps:
+        gaps_kernel[grid](bits, lives, *where, *wide, out, n, stretches, blocks, **how)
     return out

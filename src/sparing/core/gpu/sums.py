@@ -3,12 +3,14 @@
 Products of float64 are rounded before they are added, as elsewhere: so no fused multiply-add.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.reduce import LANES, Cut
+from sparing.core.reduce import DEPTH, LANES, Cut, cut_of
 
 TILE = 1024
 """Numbers that a program adds up side by side."""
@@ -51,38 +53,38 @@ def term(x, shift, mask, i, there, SHIFTED: tl.constexpr, MASKED: tl.constexpr):
     return v
 
 
-@triton.jit(do_not_specialize=["blocks", "units", "depth"])
+@triton.jit(do_not_specialize=["blocks", "units"])
 def product_kernel(
-    x, shift, other, mask, out, n, x_stride, shift_stride, other_stride, mask_stride, out_stride, plane,
-    blocks, units, depth, SHIFTED: tl.constexpr, PAIRED: tl.constexpr, MASKED: tl.constexpr,
-    ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
+    x, shift, other, mask, table, out, x_stride, shift_stride, other_stride, mask_stride, out_stride, plane,
+    blocks, units, SHIFTED: tl.constexpr, PAIRED: tl.constexpr, MASKED: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     unit = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    row, block = unit // blocks, unit % blocks
-    i = (block * depth * LANES)[:, None] + tl.arange(0, LANES)[None, :]
-    here = (unit < units)[:, None]
+    row, block, here = unit // blocks, unit % blocks, unit < units
+    i = tl.load(table + block, mask=here, other=0)[:, None] + tl.arange(0, LANES)[None, :]
+    stop = tl.load(table + blocks + block, mask=here, other=0)[:, None]
     x += row[:, None] * x_stride
     shift += row[:, None] * shift_stride
     other += row[:, None] * other_stride
     mask += row[:, None] * mask_stride
-    a = term(x, shift, mask, i, here & (i < n), SHIFTED, MASKED)
+    a = term(x, shift, mask, i, i < stop, SHIFTED, MASKED)
     aa = a * a
     if PAIRED:
-        b = term(other, other, mask, i, here & (i < n), False, MASKED)
+        b = term(other, other, mask, i, i < stop, False, MASKED)
         ab, bb = a * b, b * b
-    for j in range(1, depth):
+    for j in range(1, DEPTH):
         at = i + j * LANES
-        a = term(x, shift, mask, at, here & (at < n), SHIFTED, MASKED)
+        a = term(x, shift, mask, at, at < stop, SHIFTED, MASKED)
         aa += a * a
         if PAIRED:
-            b = term(other, other, mask, at, here & (at < n), False, MASKED)
+            b = term(other, other, mask, at, at < stop, False, MASKED)
             ab += a * b
             bb += b * b
-    out += row * out_stride + block
-    tl.store(out, folded(aa, ROWS, LANES, LEVELS), mask=unit < units)
+    out += row * out_stride + tl.load(table + 2 * blocks + block, mask=here, other=0)
+    tl.store(out, folded(aa, ROWS, LANES, LEVELS), mask=here)
     if PAIRED:
-        tl.store(out + plane, folded(ab, ROWS, LANES, LEVELS), mask=unit < units)
-        tl.store(out + 2 * plane, folded(bb, ROWS, LANES, LEVELS), mask=unit < units)
+        tl.store(out + plane, folded(ab, ROWS, LANES, LEVELS), mask=here)
+        tl.store(out + 2 * plane, folded(bb, ROWS, LANES, LEVELS), mask=here)
 
 
 def tiles(lanes: int) -> dict[str, int]:
@@ -98,21 +100,37 @@ def block_sums(x: Tensor, cut: Cut) -> Tensor:
     return out
 
 
-def block_products(given: list[Tensor | None], k: int, cut: Cut, out: Tensor) -> None:
-    """x, shift, other and mask, `[K or 1, n]`: sums of a a, and of a b and b b where there is an other, into `out`.
+@lru_cache(maxsize=64)
+def table_of(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, int]:
+    """Of every block of these stretches its first entry, where its stretch ends, and the place of its sum: `[3, B]`.
 
-    `out` is `[1 or 3, K, blocks or more]`. Short rows take as many lanes as long ones, zeros behind them, so that all
-    layers of a model are served by few compiled kernels.
+    Sums of a stretch stand side by side, in as many places as the longest one needs: that is the second.
+    """
+    size = LANES * DEPTH
+    most, rows, at = max(cut_of(max(n, 1)).blocks for n in lengths), [], 0
+    for s, n in enumerate(lengths):
+        rows += [(at + i, at + n, s * most + i // size) for i in range(0, n, size)]
+        at += n
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 3).T.contiguous().to(device), most
+
+
+def block_products(given: list[Tensor | None], k: int, lengths: tuple[int, ...]) -> Tensor:
+    """x, shift, other and mask, `[K or 1, n]` in stretches: sums of a a, and of a b and b b where there is an other.
+
+    `[1 or 3, K, stretches, blocks]`. Short stretches and blocks count as full ones, zeros behind them.
     """
     x, shift, other, mask = (None if y is None else numbers(y) for y in given)
     there = [x if y is None else y for y in (x, shift, other, mask)]
-    units = k * cut.blocks
-    grid = (triton.cdiv(units, TILE // LANES),)
-    product_kernel[grid](
-        *there, out, x.shape[1], *(0 if len(y) == 1 else y.stride(0) for y in there), out.stride(1), out.stride(0),
-        cut.blocks, units, cut.depth, SHIFTED=shift is not None, PAIRED=other is not None, MASKED=mask is not None,
-        **tiles(LANES), enable_fp_fusion=False,
-    )  # fmt: skip
+    table, most = table_of(lengths, x.device)
+    out = torch.zeros(1 if other is None else 3, k, len(lengths), most, dtype=torch.float64, device=x.device)
+    units = k * table.shape[1]
+    if units:
+        product_kernel[(triton.cdiv(units, TILE // LANES),)](
+            *there, table, out, *(0 if len(y) == 1 else y.stride(0) for y in there), out.stride(1), out.stride(0),
+            table.shape[1], units, SHIFTED=shift is not None, PAIRED=other is not None, MASKED=mask is not None,
+            **tiles(LANES), DEPTH=DEPTH, enable_fp_fusion=False,
+        )  # fmt: skip
+    return out
 
 
 def numbers(x: Tensor) -> Tensor:

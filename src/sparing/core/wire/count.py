@@ -1,13 +1,14 @@
 """How many bytes the leaves of K parcels take: in closed form, or by writing those that are tight."""
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
+from sparing.core.gpu import fetched, ready
 from sparing.core.parcel import Leaf, Parcel, clients, row
 from sparing.core.wire import index
 from sparing.core.wire.index import Number, packed_size
@@ -25,23 +26,42 @@ class Mask(NamedTuple):
     travels: bool = True
 
 
-def leaf_sizes(leaves: dict[str, Leaf]) -> list[tuple[Number, Number]]:
+class Form(NamedTuple):
+    """What else the size of a leaf depends on."""
+
+    n: int  # entries
+    item: int  # bytes of a value; 0: packed codes
+    bits: int | Tensor  # of a code
+    grains: tuple[int, ...]  # entries of each mask, where their counts are multiplied
+
+
+def leaf_sizes(leaves: dict[str, Leaf]) -> Callable[[], list[tuple[Number, Number]]]:
     """Bytes of each leaf's values and of its indices, a byte apiece for their codes left out.
 
     Each is a number where it is the same for all clients and no mask is to be counted for it, else an array `[1]` or
-    `[K]`: NumPy's operations on few numbers take less time.
+    `[K]`: NumPy's operations on few numbers take less time. A device is waited for only by whoever asks; the leaves
+    are not held until then.
     """
-    masks = {name: masks_of(leaf) for name, leaf in leaves.items() if not leaf.tight}
-    found = iter(index_sizes([mask for some in masks.values() for mask in some]))
-    sizes = []
-    for name, leaf in leaves.items():
-        if leaf.tight:
-            sizes.append(written(name, leaf))
-            continue
-        mine = [next(found) for _ in masks[name]]
-        indices = sum(one.size for one, mask in zip(mine, masks[name], strict=True) if mask.travels)
-        sizes.append((value_size(leaf, count_of(leaf, mine)), indices))
-    return sizes
+    masks = [[] if leaf.tight else masks_of(leaf) for leaf in leaves.values()]
+    known = [written(name, leaf) if leaf.tight else form_of(leaf) for name, leaf in leaves.items()]
+    travels = [[mask.travels for mask in some] for some in masks]
+    later = index_sizes([mask for some in masks for mask in some])
+
+    def every() -> list[tuple[Number, Number]]:
+        found, sizes = iter(later()), []
+        for form, some in zip(known, travels, strict=True):
+            mine = [next(found) for _ in some]
+            indices = sum(one.size for one, paid in zip(mine, some, strict=True) if paid)
+            sizes.append((value_size(form, count_of(form, mine)), indices) if isinstance(form, Form) else form)
+        return sizes
+
+    return every
+
+
+def form_of(leaf: Leaf) -> Form:
+    item = 0 if leaf.value.dtype == CODES else leaf.value.element_size()
+    grains = tuple(math.prod(keep.shape[1:]) for keep in leaf.keep) if leaf.keep and crossed(leaf) else ()
+    return Form(math.prod(leaf.value.shape[1:]), item, leaf.bits, grains)
 
 
 def masks_of(leaf: Leaf) -> list[Mask]:
@@ -68,21 +88,20 @@ def crossed(leaf: Leaf) -> bool:
     return leaf.scope is None and 0 not in leaf.value.shape[1:] and not among and len(axes) == len(set(axes))
 
 
-def count_of(leaf: Leaf, found: list[index.Sizes]) -> Number:
+def count_of(form: Form, found: list[index.Sizes]) -> Number:
     """How many values are sent."""
-    n = math.prod(leaf.value.shape[1:])
-    if not leaf.keep or not crossed(leaf):
-        return found[-1].kept if found else n
-    count: Number = 1
-    for one, keep in zip(found, leaf.keep, strict=True):
-        count, n = count * one.kept, n // math.prod(keep.shape[1:])
+    if not form.grains:
+        return found[-1].kept if found else form.n
+    count, n = 1, form.n
+    for one, grain in zip(found, form.grains, strict=True):
+        count, n = count * one.kept, n // grain
     return count * n
 
 
-def value_size(leaf: Leaf, count: Number) -> Number:
-    if leaf.value.dtype != CODES:
-        return count * leaf.value.element_size()
-    width = leaf.bits.reshape(-1).long().cpu().numpy() if isinstance(leaf.bits, Tensor) else leaf.bits
+def value_size(form: Form, count: Number) -> Number:
+    if form.item:
+        return count * form.item
+    width = form.bits.reshape(-1).long().cpu().numpy() if isinstance(form.bits, Tensor) else form.bits
     return packed_size(count, width)
 
 
@@ -106,12 +125,12 @@ def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
     return value, indices
 
 
-def index_sizes(masks: list[Mask]) -> list[index.Sizes]:
-    """Of every mask, in arrays; a device is waited for once."""
+def index_sizes(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
+    """Of every mask, in arrays."""
     if masks and all(ready(mask.bits) for mask in masks):
         return measured_together(masks)
     found = [measured(mask) if mask.travels else counted(mask) for mask in masks]
-    return [index.Sizes(one.size.cpu().numpy(), one.kept.cpu().numpy()) for one in found]
+    return lambda: [index.Sizes(one.size.cpu().numpy(), one.kept.cpu().numpy()) for one in found]
 
 
 def counted(mask: Mask) -> index.Sizes:
@@ -136,7 +155,7 @@ def measured(mask: Mask) -> index.Sizes:
     return index.Sizes(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def measured_together(masks: list[Mask]) -> list[index.Sizes]:
+def measured_together(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
     """All masks side by side in one row for each client."""
     from sparing.core.gpu.gaps import gaps_of
 
@@ -147,7 +166,13 @@ def measured_together(masks: list[Mask]) -> list[index.Sizes]:
         some = [everywhere if mask.alive is None else mask.alive for mask in masks]
         alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
     bits = torch.cat([mask.bits.expand(rows, -1) for mask in masks], dim=1)
-    table = gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks)).cpu()
-    kept = table[:, :, 1]
-    size = index.sizes_from(*table.unbind(2)).size if any(mask.travels for mask in masks) else torch.zeros_like(kept)
-    return [index.Sizes(*one) for one in zip(size.numpy().T, kept.numpy().T, strict=True)]
+    paid = any(mask.travels for mask in masks)
+    later = fetched(gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks), paid))
+
+    def found() -> list[index.Sizes]:
+        table = later()
+        kept = table[:, :, 1]
+        size = index.sizes_from(*table.unbind(2)).size if paid else torch.zeros_like(kept)
+        return [index.Sizes(*one) for one in zip(size.numpy().T, kept.numpy().T, strict=True)]
+
+    return found

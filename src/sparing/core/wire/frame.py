@@ -18,6 +18,8 @@ import hashlib
 import json
 import math
 import zlib
+from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ from torch import Tensor
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, clients, row
 from sparing.core.wire.count import leaf_sizes
-from sparing.core.wire.index import Buffer, Reader, varint, varint_size
+from sparing.core.wire.index import Buffer, Number, Reader, varint, varint_size
 from sparing.core.wire.section import CODES, array, read_floats, read_leaf, write_leaf
 
 MAGIC = b"SPAR"
@@ -214,15 +216,47 @@ def nbytes(parcel: Parcel) -> Tensor:
     return torch.stack(list(sizes(parcel).values())).sum(0)
 
 
+Later = Callable[[], dict[str, Tensor]]
+
+
 def sizes(parcel: Parcel) -> dict[str, Tensor]:
     """What the bytes are spent on: value, index, scale, header, notes, each `[K]` int64 on the CPU."""
-    value = indices = scale = body = 0
-    for (a, b), leaf in zip(leaf_sizes(parcel.leaves), parcel.leaves.values(), strict=True):
-        c = 0 if leaf.scale is None else 4 * leaf.scale.shape[1]
-        one = a + b + c + len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES)
-        value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one
+    return sizes_later(parcel)()
+
+
+def sizes_later(parcel: Parcel) -> Later:
+    """The same, counted now, but a device is waited for only when this is called."""
+    leaves, k = parcel.leaves.values(), clients(parcel)
     notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
+    if all(map(bare, leaves)):
+        values = tuple(math.prod(leaf.value.shape[1:]) * leaf.value.element_size() for leaf in leaves)
+        return lambda: dict(plain_sizes(values, notes, k))
+    scales = [0 if leaf.scale is None else 4 * leaf.scale.shape[1] for leaf in leaves]
+    tags = [len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES) for leaf in leaves]
+    found = leaf_sizes(parcel.leaves)
+    return lambda: added_up(found(), scales, tags, notes, k)
+
+
+def bare(leaf: Leaf) -> bool:
+    """Whether values are all that is written."""
+    return leaf.scope is None and not leaf.keep and leaf.scale is None and not leaf.told and leaf.value.dtype != CODES
+
+
+@lru_cache(maxsize=256)
+def plain_sizes(values: tuple[int, ...], notes: int, k: int) -> dict[str, Tensor]:
+    """Of leaves that are sent as they are."""
+    none = [0] * len(values)
+    return added_up([(size, 0) for size in values], none, none, notes, k)
+
+
+def added_up(
+    found: list[tuple[Number, Number]], scales: list[int], tags: list[int], notes: int, k: int
+) -> dict[str, Tensor]:
+    value = indices = scale = body = 0
+    for (a, b), c, tag in zip(found, scales, tags, strict=True):
+        one = a + b + c + tag
+        value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one
     body = body + varint_size(notes) + notes
     header = SHORTEST - 1 + varint_size(body) + body - value - indices - scale - notes
     spent = {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
-    return {kind: torch.as_tensor(x, dtype=torch.int64).expand(clients(parcel)) for kind, x in spent.items()}
+    return {kind: torch.as_tensor(x, dtype=torch.int64).expand(k) for kind, x in spent.items()}
