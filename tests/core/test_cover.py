@@ -9,7 +9,7 @@ MASKS = torch.tensor([[True, True, False], [True, False, False], [False, True, F
 
 def votes(masks: torch.Tensor | None, shares: torch.Tensor = SHARES, like: torch.Tensor | None = None):
     cover = Cover()
-    cover.add(masks, shares)
+    cover.add(masks, shares, shares.sum(), positive=False)
     return cover.votes(torch.zeros(1, 3) if like is None else like)
 
 

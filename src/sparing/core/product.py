@@ -22,6 +22,7 @@ class Product(Tensor):
     left: Tensor  # [K, r, out]
     right: Tensor  # [K, r, in]
     whole: Tensor | None  # [K, out, in], once formed
+    most: Tensor | None  # a bound on all entries, once asked for
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -30,7 +31,7 @@ class Product(Tensor):
         shape = (left.shape[0], left.shape[2], right.shape[2])
         dtype = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=left.device)
-        self.left, self.right, self.whole = left, right, None
+        self.left, self.right, self.whole, self.most = left, right, None, None
         return self
 
     @classmethod
@@ -45,8 +46,10 @@ class Product(Tensor):
 
     def at_most(self) -> Tensor:
         """No entry is larger than this; NaN or infinity if a factor has one."""
-        left, right = (largest(x).double() for x in (self.left, self.right))
-        return left * right * self.left.shape[1]
+        if self.most is None:
+            left, right = (largest(x).double() for x in (self.left, self.right))
+            self.most = left * right * self.left.shape[1]
+        return self.most
 
     def each_at_most(self) -> Tensor:
         """The same for each client, `[K]`."""
