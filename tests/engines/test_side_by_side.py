@@ -173,9 +173,11 @@ def test_works_on_threads_items_and_takes_on_this_one_in_order():
 @pytest.mark.parametrize(
     ("threads", "chunk", "path", "sizes"),
     [
-        (1, 4, "loop", [3, 3, 2, 2]),
-        (1, 64, "loop", [3, 3, 2, 2]),
-        (2, 64, "loop", [2, 2, 1, 1, 1, 1, 1, 1]),
+        (1, 4, "loop", [4, 3, 3]),
+        (1, 64, "loop", [10]),
+        (2, 64, "loop", [5, 5]),
+        (3, 64, "loop", [4, 3, 3]),
+        (3, 1, "loop", [1] * 10),
         (2, 6, "stacked", [3, 3, 2, 2]),
         (2, 64, "stacked", [5, 5]),
         (3, 2, "stacked", [1] * 10),
@@ -187,4 +189,12 @@ def test_threads_get_equally_many_chunks_and_no_more_clients_at_once(threads, ch
     job = SimpleNamespace(threads=threads, chunk=chunk, path=path, method=SimpleNamespace(fit=None))
     found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
     assert [len(part.ids) for part in found] == sizes
-    assert torch.cat([part.n for part in found]).tolist() == sorted(SIZES)
+    assert sorted(torch.cat([part.n for part in found]).tolist()) == sorted(SIZES)
+
+
+def test_threads_of_path_loop_get_equally_much_data():
+    n = torch.tensor([1, 90, 5, 60, 20, 50, 10, 7])
+    ctx = Ctx(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
+    job = SimpleNamespace(threads=2, chunk=64, path="loop", method=SimpleNamespace(fit=None))
+    found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
+    assert [part.n.tolist() for part in found] == [[60, 50, 7, 5], [90, 20, 10, 1]]

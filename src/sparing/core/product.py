@@ -25,6 +25,7 @@ class Product(Tensor):
     right: Tensor  # [K, r, in]
     whole: Tensor | None  # [K, out, in], once formed
     peak_K: Tensor | None  # [K]: no entry of a client is larger than this, if that is known
+    most: Tensor | None  # a bound on all entries, once asked for
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -33,7 +34,7 @@ class Product(Tensor):
         shape = (left.shape[0], left.shape[2], right.shape[2])
         dtype = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=left.device)
-        self.left, self.right, self.whole, self.peak_K = left, right, None, peak_K
+        self.left, self.right, self.whole, self.peak_K, self.most = left, right, None, peak_K, None
         return self
 
     @classmethod
@@ -48,8 +49,10 @@ class Product(Tensor):
 
     def at_most(self) -> Tensor:
         """No entry is larger than this; NaN or infinity if a factor has one."""
-        left, right = (largest(x).double() for x in (self.left, self.right))
-        return left * right * self.left.shape[1]
+        if self.most is None:
+            left, right = (largest(x).double() for x in (self.left, self.right))
+            self.most = left * right * self.left.shape[1]
+        return self.most
 
     def each_at_most(self) -> Tensor:
         """The same for each client, `[K]`."""

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
 Later = Callable[[], Sizes]
 """Sizes for which a device is waited for by whoever calls this."""
-TURNS = 4
-"""Chunks that a thread takes in a round on path loop, where there are so many clients."""
 Post = Callable[[Ctx, str, bytes, list[Schema]], None]
 """Sees what a client is sent "down" or sends "up", and what the receiver expects of each parcel in it."""
 
@@ -179,12 +177,23 @@ def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
 def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     """The same for `job.threads` chunks at once, which together have at most `job.chunk` clients (or one each).
 
-    Every thread gets equally many chunks; on path loop, where small ones cost little, a few, so that no thread is left
-    with all the clients that have much data.
+    Every thread gets equally many chunks; on path loop chunks of equally much data, so that no thread is left waiting.
     """
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.threads) * job.threads))
-    turns = max(turns, min(TURNS, len(ctx.ids) // job.threads)) if job.path == "loop" else turns
+    if job.path == "loop" and job.threads > 1 and not job.method.fit:
+        return dealt(ctx, turns * job.threads)
     return pieces(ctx, turns * job.threads, job.method.fit)
+
+
+def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
+    """So many chunks: clients with much data are dealt out first, every other turn goes from the last chunk back.
+
+    With one client each, they come as from `pieces`.
+    """
+    order = torch.argsort(ctx.here[1], stable=True).flip(0)
+    turn, place = torch.arange(len(order)) // count, torch.arange(len(order)) % count
+    whose = torch.where(turn % 2 == 0, place, count - 1 - place)
+    return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
 
 
 def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:

@@ -24,7 +24,7 @@ from sparing.task.dataset import prepared
 from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
 from sparing.task.optim import is_plain
-from sparing.task.schedule import plan_of, reported
+from sparing.task.schedule import Plan, plan_of, reported
 from sparing.task.working import Working, signature, trained, working_copy
 
 PLAIN = (nn.Dropout, nn.ELU, nn.Flatten, nn.GELU, nn.Identity, nn.LeakyReLU, nn.ReLU, nn.Sigmoid, nn.SiLU, nn.Tanh)
@@ -90,12 +90,14 @@ def history(model: nn.Module, local: Local, samples: int) -> int:
 class Dense(NamedTuple):
     """One dense layer of K clients in one phase; the rows in the order of its plan."""
 
-    name: str  # of its weight
+    path: str  # what the names of its tensors begin with
     weight: Tensor  # [1 or K, out, in] before the phase
     bias: Tensor | None  # [K, out] now
     inputs: Tensor  # [K, visits, in] of all samples visited; no visits where the weight is not trained
     moves: Tensor  # [K, visits, out] -lr times the gradient of the output
     trains: tuple[bool, bool]  # weight, bias
+    ahead: bool = False  # all inputs were known before the phase
+    outputs: Tensor | None = None  # [K, visits, out] of `weight` alone, for all these inputs
 
 
 def implicit(
@@ -138,18 +140,18 @@ def train_phase(
 ) -> tuple[Tree, Tensor]:
     """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
-    order, names, visits = plan.order.to(device), trained(work, phase), sum(plan.width)
-    layers = [
-        (layer, dense_of(path, state, names, order, visits) if isinstance(layer, nn.Linear) else None)
-        for path, layer in chain(work.module)
-    ]
-    seen = torch.zeros(len(plan.alive), len(order), dtype=torch.float64, device=device)
+    order = None if plan.ordered else plan.order.to(device)
+    layers = laid_out(work, data, state, trained(work, phase), plan, order, device)
+    ahead = layers[0][1] is not None and layers[0][1].ahead
+    seen = torch.zeros(len(plan.alive), len(plan.order), dtype=torch.float64, device=device)
     past = 0
     for t, (m, width) in enumerate(zip(plan.alive, plan.width, strict=True)):
         places = plan.places[t, :m, :width]
-        samples = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment)
         work.step.begin(plan.keys[t, :m])
-        output, steps = forward(layers, samples.flatten(0, 1), m, past)
+        now, h = slice(past, past + width), None
+        if not ahead:
+            h = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment).flatten(0, 1)
+        output, steps = forward(layers, h, m, now)
         losses = each(loss, output, data.y[places].to(device).flatten(0, 1)).view(m, width)
         if plan.full[t]:
             values = losses.mean(1)
@@ -157,11 +159,11 @@ def train_phase(
             real = plan.real[t, :m, :width]
             values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
         grads = gradients(values.sum(), [z for *_, z in steps])
-        for (dense, h, _), grad in zip(steps, grads, strict=True):
-            remember(dense, h.detach(), grad, m, past, phase.lr)
+        for (dense, rows, _), grad in zip(steps, grads, strict=True):
+            remember(dense, rows, grad, m, now, phase.lr)
         seen[t, :m] = values.detach()
         past += width
-    back = None if plan.ordered else order.argsort()
+    back = None if order is None else order.argsort()
     added: Tree = {}
     for _, dense in layers:
         if dense is not None:
@@ -169,60 +171,111 @@ def train_phase(
     return added, reported(seen.cpu(), plan, phase, number, ctx)
 
 
-def dense_of(path: str, state: Tree, names: list[str], order: Tensor, visits: int) -> Dense:
-    weight, bias, k = state[f"{path}weight"], state.get(f"{path}bias"), len(order)
+Layers = list[tuple[nn.Module, Dense | None]]
+
+
+def laid_out(
+    work: Working, data: Clients, state: Tree, names: list[str], plan: Plan, order: Tensor | None, device: torch.device
+) -> Layers:
+    """All layers, or those from the first dense one on, where its inputs of the whole phase can be known ahead.
+
+    Where all clients train in all steps, they also go through its weights in one go.
+    """
+    layers = chain(work.module)
+    first = next(i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear))
+    ahead = None
+    if not data.augment and not any(isinstance(layer, nn.Dropout) for _, layer in layers[:first]):
+        ahead = first_inputs(layers[: first + 1], plan, data, device)
+        layers = layers[first:]
+    out: Layers = []
+    for i, (path, layer) in enumerate(layers):
+        dense = None
+        if isinstance(layer, nn.Linear):
+            dense = dense_of(path, state, names, plan, order, None if i else ahead)
+        if dense is not None and dense.ahead and plan.alive[-1] == len(plan.order):
+            dense = dense._replace(outputs=through(dense, dense.inputs))
+        out.append((layer, dense))
+    return out
+
+
+def first_inputs(layers: list[tuple[str, nn.Module]], plan: Plan, data: Clients, device: torch.device) -> Tensor:
+    """What comes to the last of these layers from the samples of all visits: `[K, visits, in]`."""
+    places = torch.cat([at[:, :width] for at, width in zip(plan.places, plan.width, strict=True)], 1)
+    h = prepared(data.x.index_select(0, places.flatten()).to(device))
+    for _, layer in layers[:-1]:
+        h = layer(h)
+    return rows_of(h, len(places), layers[-1][0])
+
+
+def dense_of(path: str, state: Tree, names: list[str], plan: Plan, order: Tensor | None, ahead: Tensor | None) -> Dense:
+    weight, bias, k = state[f"{path}weight"], state.get(f"{path}bias"), len(plan.order)
     trains = f"{path}weight" in names, f"{path}bias" in names
-    inputs, moves = (
-        weight.new_zeros(k, visits if trains[0] else 0, size) for size in (weight.shape[2], weight.shape[1])
-    )
-    weight = weight[order] if weight.shape[0] > 1 else weight
-    bias = None if bias is None else bias.expand(k, -1)[order]
-    return Dense(f"{path}weight", weight, bias, inputs, moves, trains)
+    visits = sum(plan.width) if trains[0] else 0
+    room = weight.new_empty if plan.alive[-1] == k else weight.new_zeros  # zero where a client does not train
+    inputs = room(k, visits, weight.shape[2]) if ahead is None else ahead
+    moves = room(k, visits, weight.shape[1])
+    weight = weight[order] if weight.shape[0] > 1 and order is not None else weight
+    if bias is not None:
+        bias = bias.expand(k, -1).clone() if order is None else bias.expand(k, -1)[order]
+    return Dense(path, weight, bias, inputs, moves, trains, ahead is not None)
+
+
+def through(dense: Dense, rows: Tensor) -> Tensor:
+    """`rows [m, B, in]` through the weights before the phase: `[m, B, out]`."""
+    if dense.weight.shape[0] > 1:
+        return torch.bmm(rows, dense.weight[: len(rows)].mT)
+    return (rows.reshape(-1, rows.shape[2]) @ dense.weight[0].T).unflatten(0, rows.shape[:2])
+
+
+def rows_of(h: Tensor, m: int, path: str) -> Tensor:
+    if h.ndim != 2:
+        raise ConfigError(
+            f"implicit training wants rows of numbers before '{path}weight', seen samples of shape "
+            f"{list(h.shape[1:])}: put an nn.Flatten before it or use path 'loop'"
+        )
+    return h.unflatten(0, (m, -1))
 
 
 Used = tuple[Dense, Tensor, Tensor]
-"""A dense layer that is trained, what went in `[m * B, in]`, and what came out `[m, B, out]`."""
+"""A dense layer that is trained, what went in `[m, B, in]`, and what came out `[m, B, out]`."""
 
 
-def forward(layers: list[tuple[nn.Module, Dense | None]], h: Tensor, m: int, past: int) -> tuple[Tensor, list[Used]]:
-    """The outputs of the first m clients for their samples `h [m * B, ...]`, and how the dense layers were used."""
+def forward(layers: Layers, h: Tensor | None, m: int, now: slice) -> tuple[Tensor, list[Used]]:
+    """The outputs of the first m clients, and how the dense layers were used; `now` says which visits these are.
+
+    `h [m * B, ...]` holds their samples, None where the first layer knows its inputs.
+    """
     steps = []
     for layer, dense in layers:
         if dense is None:
             h = layer(h)
             continue
-        z = product(dense, h, m, past)
+        rows = dense.inputs[:m, now] if h is None else rows_of(h, m, dense.path)
+        z = product(dense, rows, m, now)
         if any(dense.trains):
             z.requires_grad_()
-            steps.append((dense, h, z))
+            steps.append((dense, rows.detach(), z))
         h = z.flatten(0, 1)
+    assert h is not None
     return h, steps
 
 
-def product(dense: Dense, h: Tensor, m: int, past: int) -> Tensor:
-    """`h [m * B, in]` through the weights that m clients have now: `[m, B, out]`."""
-    if h.ndim != 2:
-        raise ConfigError(
-            f"implicit training wants rows of numbers before {dense.name!r}, seen samples of shape "
-            f"{list(h.shape[1:])}: put an nn.Flatten before it or use path 'loop'"
-        )
-    rows = h.unflatten(0, (m, -1))
-    shared = dense.weight.shape[0] == 1
-    z = (h @ dense.weight[0].T).unflatten(0, (m, -1)) if shared else torch.bmm(rows, dense.weight[:m].mT)
+def product(dense: Dense, rows: Tensor, m: int, now: slice) -> Tensor:
+    """`rows [m, B, in]` through the weights that m clients have now: `[m, B, out]`."""
+    z = through(dense, rows) if dense.outputs is None else dense.outputs[:, now]
     if dense.bias is not None:
         z = z + dense.bias[:m, None]
-    if past and dense.trains[0]:
-        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, :past].mT), dense.moves[:m, :past])
+    if now.start and dense.trains[0]:
+        past = slice(0, now.start)
+        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, past].mT), dense.moves[:m, past])
     return z
 
 
-def remember(dense: Dense, h: Tensor, grad: Tensor, m: int, past: int, lr: float) -> None:
+def remember(dense: Dense, rows: Tensor, grad: Tensor, m: int, now: slice, lr: float) -> None:
     """One step of SGD on the first m clients; padding has no gradient."""
-    step = grad * -lr
-    if dense.trains[0]:
-        now = slice(past, past + grad.shape[1])
-        dense.moves[:m, now] = step
-        dense.inputs[:m, now] = h.unflatten(0, (m, -1))
+    step = torch.mul(grad, -lr, out=dense.moves[:m, now]) if dense.trains[0] else grad * -lr
+    if dense.trains[0] and not dense.ahead:
+        dense.inputs[:m, now] = rows
     if dense.bias is not None and dense.trains[1]:
         dense.bias[:m] += step.sum(1)
 
@@ -232,8 +285,8 @@ def formed(dense: Dense, state: Tree, back: Tensor | None) -> Tree:
     rows = slice(None) if back is None else back
     out: Tree = {}
     if dense.bias is not None and dense.trains[1]:
-        name = dense.name.removesuffix("weight") + "bias"
+        name = f"{dense.path}bias"
         out[name] = dense.bias[rows] - state[name]
     if dense.trains[0]:
-        out[dense.name] = Product(dense.moves[rows], dense.inputs[rows])
+        out[f"{dense.path}weight"] = Product(dense.moves[rows], dense.inputs[rows])
     return out

@@ -113,7 +113,7 @@ def train_phase(
     pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
     keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
-    views = hashes(job.views[number][k : k + 1].to(job.device), len(table))
+    views = hashes(job.views[number][k : k + 1].to(job.device), len(table)) if job.data.augment else None
     begin, total, visited = counted_from(phase, len(y)), 0.0, 0
     sizes = (table >= 0).sum(1).tolist()
     table = table.to(x.device)
@@ -124,8 +124,9 @@ def train_phase(
         work.step.begin(key.to(job.device))
         batch = row[:size]
         samples = prepared(gathered(x, batch, work))
-        output = work.module(augmented(samples[None], views[:, t], job.data.augment)[0])
-        loss = each(job.loss, output, y.index_select(0, batch).to(job.device)).mean()
+        if views is not None:
+            samples = augmented(samples[None], views[:, t], job.data.augment)[0]
+        loss = each(job.loss, work.module(samples), y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)

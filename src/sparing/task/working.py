@@ -16,6 +16,8 @@ from sparing.task.outer import OuterLinear, recast_dense
 HEAVY = 1 << 20
 """Weights of a large convolution."""
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
+TURNED = 1 << 12
+"""Values from which on turning the gradient of a pooling's output costs less than pooling with it as it comes."""
 
 
 class Working(NamedTuple):
@@ -68,7 +70,7 @@ def likes_channels_last(module: nn.Module) -> bool:
 
 def pooled(layer: nn.Module, args: object, output: Tensor) -> None:
     """Gradients come back from a flattening in the other order of axes, and pooling is slow at turning them."""
-    if isinstance(output, Tensor) and output.requires_grad and output.ndim == 4:
+    if isinstance(output, Tensor) and output.requires_grad and output.ndim == 4 and output.numel() >= TURNED:
         output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
 
 

@@ -59,10 +59,20 @@ def plan(symbols: np.ndarray, contexts: np.ndarray | None = None) -> Plan:
     told = [chances.head(one, bits) for one in merged] if n else []
     heads, tables = b"".join(head for head, _ in told), np.array([table for _, table in told], np.int64)
     price = int(chances.price(merged, tables, bits).sum()) if n else 0
-    lanes = lanes_for(price, n)
-    extra = 2 * lanes or 2 * (n // NUMBER + 1)
-    size = len(heads) + (price >> chances.FINE + 3) + (extra if price else 0)
+    lanes, body = lanes_for(price, n), price >> chances.FINE + 3
+    size = len(heads) + (body + beside(body, lanes, n) if price else 0)
     return Plan(heads, tables, rows, bits, lanes, size)
+
+
+def beside(body: int, lanes: int, n: int) -> int:
+    """What is written for n symbols beside the `body` bytes that they should take.
+
+    Numbers have their lengths before them, and half a byte is lost in each that is not zero.
+    """
+    if lanes:
+        return 2 * lanes
+    count = -(-n // NUMBER)
+    return count * len(varint(body // count)) + min(body, count // 2)
 
 
 def lanes_for(price: int, n: int) -> int:
