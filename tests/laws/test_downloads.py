@@ -93,7 +93,7 @@ def federation(method, device="cpu", cohorts=COHORTS):
     server, states = first_server(method, model, CLIENTS), {}
     for t, ids in cohorts.items():
         ctx = make_ctx(ids, seed=5, t=t, clients=CLIENTS)
-        ctx = ctx._replace(ids=ctx.ids.to(device), n=ctx.n.to(device), first=~server.seen[ctx.ids.to(device)])
+        ctx = ctx._replace(ids=ctx.ids.to(device), n=ctx.n.to(device), first=(~server.seen[ctx.ids.cpu()]).to(device))
         down = outgoing(method, server, ctx)
         state = cat([states.get(k, first_client(method, model)) for k in ids])
         up, state = client(method, state, down, training, ctx)

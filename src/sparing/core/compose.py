@@ -47,7 +47,7 @@ def everything(layout: Layout, buffers: str = "shared") -> Share:
     """Share the whole model; buffers only if they are `shared`, otherwise each client keeps its own."""
     home = frozenset() if buffers == "shared" else layout.buffers
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
-    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home)
+    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home, within=True)
 
 
 def narrow(a: Share, b: Share) -> Share:
@@ -73,7 +73,8 @@ def narrow(a: Share, b: Share) -> Share:
     def look(state: Tree, gradient: Tree) -> Tree:
         return prefixed("a", a.look(under("a", state), gradient)) | prefixed("b", b.look(under("b", state), gradient))
 
-    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values, look)
+    both = a.own | b.own, a.private | b.private
+    return Share(down, up, init, learn, *both, given, a.values | b.values, look, a.within and b.within)
 
 
 def weighed_by(method: Method, weigh: Weigh) -> Method:
@@ -94,7 +95,8 @@ def beside(a: Share, b: Share) -> Share:
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         return a.up(got, ctx) | b.up(got, ctx)
 
-    return a._replace(down=down, up=up, own=a.own | b.own, private=a.private | b.private)
+    both = a.own | b.own, a.private | b.private
+    return a._replace(down=down, up=up, own=both[0], private=both[1], within=a.within and b.within)
 
 
 def uplink(method: Method) -> Codec:

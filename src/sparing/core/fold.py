@@ -23,7 +23,7 @@ from sparing.core.product import Product
 from sparing.core.protocols import Arrival, Blended
 from sparing.core.reach import Grid, beyond
 from sparing.core.roll import Roll
-from sparing.core.tree import Tree
+from sparing.core.tree import Tree, abreast
 
 BLOCK = 1 << 16
 FEW = 1 << 15  # values of all clients up to which the number of operations is what costs
@@ -165,8 +165,7 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in names.values()]
         sizes = tuple(x.shape[1] for x in parts)
         before = torch.cat([sums[name].view(-1) for name in names]) if known else None
-        whole = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts, 1)
-        total, worst = folded(before, whole, share, grid.reach, sizes, tuple(place[name] for name in names))
+        total, worst = folded(before, abreast(parts), share, grid.reach, sizes, tuple(place[name] for name in names))
         for (name, x), part in zip(names.items(), total.split(sizes), strict=True):
             sums[name] = part.view(1, *x.shape[1:])
         return worst

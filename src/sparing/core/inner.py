@@ -14,7 +14,7 @@ from sparing.core.gpu import ready
 from sparing.core.parcel import cleared
 from sparing.core.product import Product, formed
 from sparing.core.reduce import total
-from sparing.core.tree import flat
+from sparing.core.tree import abreast, flat
 
 BLOCK = 1 << 22
 """Entries that are looked at at once."""
@@ -71,7 +71,7 @@ def joined(parts: list[Tensor | None], shapes: list[torch.Size], k: int, gap: fl
         for x, shape in zip(there, shapes, strict=True)
     ]
     most = max(map(len, every))
-    return torch.cat([x.expand(most, -1) for x in every], 1)
+    return abreast([x.expand(most, -1) for x in every])
 
 
 def rows(x: Tensor, at: slice = ALL) -> Tensor:

@@ -83,6 +83,7 @@ class Ctx(NamedTuple):
     held: int = 0  # of all clients: those that never train
     budget: Tensor | None = None  # [K] most bytes each may upload, where a round has a deadline
     home: tuple[Tensor, Tensor] | None = None  # ids and n on the CPU, where they are elsewhere
+    news: bool = True  # whether one of them may be new to the server
     doubts: Doubts | None = None  # what will be judged later; None: everything at once
     sizes: Tensor | None = None  # [K] on the CPU: which size each one's model has, where that was asked already
 

@@ -36,6 +36,7 @@ class Share(NamedTuple):
     given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
     look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
+    within: bool = False  # what goes up of a tensor lies within what came down of it
 
 
 class View(NamedTuple):

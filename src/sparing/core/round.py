@@ -37,28 +37,31 @@ class Server(NamedTuple):
     share: Tree
     blend: Tree
     fit: Tree
-    seen: Tensor  # bool [clients]: who has been in a round before
+    seen: Tensor  # bool [clients], on the CPU: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
     sizes: Tensor | None = None  # the largest magnitude of each tensor of the model, if known
 
+    @property
+    def device(self) -> torch.device:
+        return next((x.device for x in self.model.values()), torch.device("cpu"))
+
     def to(self, device: torch.device) -> "Server":
         trees = (self.model, self.share, self.blend, self.fit, self.past)
         model, share, blend, fit, past = (to(part, device) for part in trees)
-        return Server(model, share, blend, fit, self.seen.to(device), self.rows, past)
+        return Server(model, share, blend, fit, self.seen.cpu(), self.rows, past)
 
 
 def first_server(
     method: Method, model: Tree, clients: int, rows: Rows | None = None, gradient: Gradient | None = None
 ) -> Server:
     refuse_infinite(model, "at the start")
-    device = next(iter(model.values())).device
     model = model | {name: x for name, x in method.extra(model).items() if name not in method.share.private}
     blend = prefixed("weigh", method.blend.weigh.init(model, clients))
     for i, step in enumerate(method.blend.steps):
         blend |= prefixed(str(i), step.init(model, clients))
     fit = method.fit.init(model) if method.fit else {}
-    seen = torch.zeros(clients, dtype=torch.bool, device=device)
+    seen = torch.zeros(clients, dtype=torch.bool)
     share, past = looked(method, method.share.init(model), model, gradient), first_past(method, model, clients)
     return Server(model, share, blend, fit, seen, rows, past)
 
@@ -279,7 +282,7 @@ def complete(report: Report, parts: list[Report], doubts: Doubts | None) -> None
 
 def met(server: Server, ctx: Ctx) -> Server:
     """After these clients were served, whether or not anything came back."""
-    seen = server.seen.index_fill(0, ctx.ids.to(server.seen.device), True)
+    seen = server.seen.index_fill(0, ctx.here[0], True)
     return server._replace(seen=seen, past=served(server.past, ctx))
 
 
@@ -324,17 +327,21 @@ def overlay(own: Tree, got: Parcel) -> Tree:
     return start
 
 
-def against(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
-    """Increments on what was sent, as differences from the model; the same tensors where the model was sent."""
-    update, doubtful = shifted(model, got, arrived, votes), {}
-    for name, value in arrived.items():
+def against(model: Tree, got: Parcel, arrived: dict[str, Leaf], votes: Cuts, as_sent: bool) -> Tree:
+    """Increments on what was sent, as differences from the model; the same tensors where the model was sent.
+
+    `as_sent`: wherever a client has a vote, it was sent just the model; no codec had a hand in it, either way.
+    """
+    update, doubtful = {} if as_sent else shifted(model, got, arrived, votes), {}
+    for name, leaf in arrived.items():
         sent, scope = got.leaves.get(name), votes[name].mask
         if name in update:
             continue
-        update[name] = cleared(value, scope)  # whoever has no vote must not leak into the sum
+        # whoever has no vote must not leak into the sum; codecs may fill in what was not sent
+        update[name] = leaf.value if as_sent and leaf.scope is scope else cleared(leaf.value, scope)
         if sent is None:
             update[name] = update[name] + cleared(-model[name], scope)
-        elif sent.value is not model[name]:
+        elif not as_sent and sent.value is not model[name]:
             differs = sent.value != model[name]
             doubtful[name] = (differs if scope is None else differs & scope).any()
     told = torch.stack(list(doubtful.values())).tolist() if doubtful else []
@@ -343,14 +350,14 @@ def against(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
     return update
 
 
-def shifted(model: Tree, got: Parcel, arrived: Tree, votes: Cuts) -> Tree:
+def shifted(model: Tree, got: Parcel, arrived: dict[str, Leaf], votes: Cuts) -> Tree:
     """The same of parts of tensors on a GPU, of which it takes longer to ask whether what was sent is the model."""
     parts = [n for n, cut in votes.items() if n in got.leaves and cut.mask is not None and cut.mask.is_cuda]
     parts = [n for n in parts if n in arrived and got.leaves[n].value is not model[n]]
     if not parts:
         return {}
     away = torch._foreach_sub([got.leaves[name].value for name in parts], [model[name] for name in parts])  # pyright: ignore
-    moved = torch._foreach_add([arrived[name] for name in parts], away)  # pyright: ignore
+    moved = torch._foreach_add([arrived[name].value for name in parts], away)  # pyright: ignore
     return {name: cleared(x, votes[name].mask) for name, x in zip(parts, moved, strict=True)}
 
 
@@ -359,11 +366,13 @@ def grown(method: Method, server: Server, got: Parcel, arrived: Parcel, votes: C
     whole, scope, resized = {}, {}, {}
     for name, leaf in arrived.leaves.items():
         if name in server.model and leaf.value.shape[1:] == server.model[name].shape[1:]:
-            whole[name], scope[name] = leaf.value, votes[name].mask
+            whole[name], scope[name] = leaf, votes[name].mask
         else:
             sent = got.leaves.get(name)
             resized[name] = leaf.value if sent is None else leaf.value + sent.value
-    update = against(server.model, got, whole, votes)
+    stages = method.fit is not None or method.down or method.up
+    plain = not stages and all(step.serve is None for step in method.blend.steps)
+    update = against(server.model, got, whole, votes, as_sent=plain and method.share.within)
     if method.fit is not None and resized:
         full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]), ctx)
         scope |= covered

@@ -59,6 +59,22 @@ def since(tree: Trained, name: str, base: Tensor | int) -> Tensor:
     return tree.added[name] if isinstance(tree, Grown) and tree.start[name] is base else tree[name] - base
 
 
+def abreast(parts: Sequence[Tensor]) -> Tensor:
+    """Rows `[K, a]`, `[K, b]`, ... as `[K, a + b + ...]`: not copied where they stand so already.
+
+    >>> whole = torch.arange(6).view(2, 3)
+    >>> abreast([whole[:, :1], whole[:, 1:]]).data_ptr() == whole.data_ptr()
+    True
+    """
+    first, at, wide = parts[0], parts[0].storage_offset(), sum(x.shape[1] for x in parts)
+    for x in parts:
+        same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not same or x.stride() != (wide, 1) or x.storage_offset() != at or len(x) != len(first):
+            return torch.cat(list(parts), 1)
+        at += x.shape[1]
+    return first.as_strided((len(first), wide), (wide, 1))
+
+
 class Kind(NamedTuple):
     """What a weight belongs to, where its shape alone does not say."""
 

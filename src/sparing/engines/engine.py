@@ -157,13 +157,14 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
     )
 
     def there(x: Tensor) -> Tensor:
-        return x.to(server.seen.device, non_blocking=True)
+        return x.to(server.device, non_blocking=True)
 
-    ids = there(ids)
+    new_K = ~server.seen[ids]
     return here._replace(
-        ids=ids,
+        ids=there(ids),
         n=there(n),
-        first=~server.seen[ids],
+        first=there(new_K),
+        news=bool(new_K.any()),
         capacity={name: there(x) for name, x in here.capacity.items()} if here.capacity else None,
         sizes=fit.sizes(here).cpu() if fit else None,
     )

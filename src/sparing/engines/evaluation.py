@@ -79,7 +79,7 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
         model, whole = (job.model, job.network(models)) if who == "global" else (job.model_for(ctx), job.used(models))
         how = {"static": is_static(job), "stacked": job.path != "loop"}
         got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, **how)
-        found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen.cpu()[ids]))
+        found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids]))
 
     with torch.no_grad():
         chunked = parts(job, cohort) if trains else chunks(cohort, job.chunk, job.method.fit)

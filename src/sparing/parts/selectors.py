@@ -210,7 +210,7 @@ def selected(
         """Who they are, if there may be some: a GPU is not asked."""
         if ctx.first is None or first == "seed" or select.told:
             return None
-        return ctx.first if ctx.first.is_cuda or bool(ctx.first.any()) else None
+        return ctx.first if ctx.news and (ctx.first.is_cuda or bool(ctx.first.any())) else None
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         (mask, cuts), new_K = drawn(state, model, ctx), newcomers(ctx)
@@ -230,7 +230,7 @@ def selected(
             size = int(voted(blended.update, blended.covered, layout))
         return select.learn(state, blended), {"mask_count": float(size)}
 
-    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look)
+    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look, within=True)
 
 
 def rows(ctx: Ctx, per_client: bool) -> Ctx:

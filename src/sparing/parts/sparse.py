@@ -15,7 +15,7 @@ from sparing.core.keys import Ctx, hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
 from sparing.core.protocols import Codec, View
 from sparing.core.reduce import largest_of_each, total
-from sparing.core.tree import Layout, Tree, column, flat
+from sparing.core.tree import Layout, Tree, abreast, column, flat
 
 log = logging.getLogger("sparing")
 
@@ -41,7 +41,7 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         for names in groups(chosen, over):
             some = [chosen[name] for name in names]
             rows = [flat(leaf.value) for leaf in some]
-            values, widths = torch.cat(rows, dim=1) if len(rows) > 1 else rows[0], [row.shape[1] for row in rows]
+            values, widths = abreast(rows), [row.shape[1] for row in rows]
             stretches = (sum(widths),) if over == "model" else tuple(widths)
             if mode == "exact" and all(leaf.scope is None for leaf in some):
                 k = brought(tuple(share_of_number(n, ratio) for n in stretches), values.device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.gpu import brought
+from sparing.core.gpu import brought, stretched
 from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
@@ -201,7 +201,7 @@ def shrunk(update: Tree, aims: dict[str, Aim], c: Tensor) -> Tree:
     sizes = [x.numel() for x in xs.values()]
     x = torch.cat([x.reshape(-1) for x in xs.values()])
     m = torch.cat([(torch.zeros_like(update[name]) if m is None else m).reshape(-1) for name, (m, _) in aims.items()])
-    c = c.repeat_interleave(brought(tuple(sizes), c.device), output_size=len(x))
+    c = c[stretched(tuple(sizes), c.device)]
     pulled, inside = c != 1, {name: by_entry(there) for name, (_, there) in aims.items()}
     if any(mask is not None for mask in inside.values()):
         full = torch.ones((), dtype=torch.bool, device=x.device)

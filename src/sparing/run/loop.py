@@ -94,7 +94,7 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
                 waiting.pop()()
             waiting.append(partial(finish, t, under_way, views))
             looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
-            if looked_at or t == last or not run.server.seen.is_cuda:
+            if looked_at or t == last or run.server.device.type != "cuda":
                 waiting.pop()()
     finally:
         while waiting:

@@ -93,7 +93,7 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
             server, bank, rows, meta = saved
             if state.server.past and not server.past:
                 raise CheckpointError(f"{path} was broadcast by an older release; resume with it, or start a new run")
-            state.server = server._replace(rows=state.rows).to(state.server.seen.device)
+            state.server = server._replace(rows=state.rows).to(state.server.device)
             state.bank.restore(bank)
             if state.rows is not None:
                 state.rows.restore(rows)

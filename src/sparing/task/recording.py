@@ -168,8 +168,10 @@ class Recording:
         for product in (product() for product in self.given):
             if product is not None:  # somebody still has what is overwritten now
                 product.left, product.right = product.left.clone(), product.right.clone()
+        graphs = self.graphs(len(plan.alive))
         self.load(state, plan)
-        self.run(len(plan.alive))
+        for graph in graphs:
+            graph.replay()
         k, visits = len(plan.order), len(plan.alive) * self.width
         back = slice(k) if plan.ordered else plan.order.argsort().to(self.t.device, non_blocking=True)
         added = {name: x[back] for name, x in self.differences(self.added.clone()).items()}
@@ -183,15 +185,13 @@ class Recording:
         moved = [*self.shapes, *(f"{name}.weight" for name in self.dense)]
         return Played(Grown(start, added), self.seen[: len(plan.alive), :k].clone(), moved, peaks)
 
-    def run(self, steps: int) -> None:
-        """All of it, in one graph where steps are few: starting a graph takes time too."""
-        if steps <= SHORT:
-            if steps not in self.whole:
-                self.whole[steps] = self.record(lambda: self.go(steps))
-            return self.whole[steps].replay()
-        for graph in (self.first, *[self.later] * steps, self.last):
-            graph.replay()
-        return None
+    def graphs(self, steps: int) -> list[torch.cuda.CUDAGraph]:
+        """All of it, in one graph where steps are few: starting a graph takes time too. Recording changes the rows."""
+        if steps > SHORT:
+            return [self.first, *[self.later] * steps, self.last]
+        if steps not in self.whole:
+            self.whole[steps] = self.record(lambda: self.go(steps))
+        return [self.whole[steps]]
 
     def go(self, steps: int) -> None:
         self.begin()

@@ -21,6 +21,12 @@ def ready(x: Tensor) -> bool:
     return x.is_cuda and found()
 
 
+@lru_cache(maxsize=64)
+def stretched(sizes: tuple[int, ...], device: torch.device) -> Tensor:
+    """For every number of a row that joins tensors of these sizes, which tensor it is in."""
+    return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)
+
+
 @lru_cache(maxsize=256)
 def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """These numbers on a device, `[n]` int64; brought there once, since a copy is waited for."""

@@ -21,23 +21,22 @@ def fold_kernel(update, share, reach, leaf_of, before, total, worst, K, n, FRESH
     inside = at < n
     limit = tl.load(reach + tl.load(leaf_of + at, mask=inside, other=0))
     magic = 3 * limit
-    sums, most = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
+    sums, most, whose = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.int32)
     if not FRESH:
         sums = tl.load(before + at, mask=inside, other=0.0)
-    whose = tl.zeros((BLOCK,), tl.int64)
     for k in range(K):
-        u = tl.load(update + k.to(tl.int64) * n + at, mask=inside, other=0.0).to(tl.float64)
-        sums += (u * tl.load(share + k) + magic) - magic
+        u = tl.load(update + k.to(tl.int64) * n + at, mask=inside, other=0.0)
+        sums += (u.to(tl.float64) * tl.load(share + k) + magic) - magic
         size = tl.where(u == u, tl.abs(u), float("inf"))
         whose = tl.where(size > most, k, whose)
         most = tl.maximum(most, size)
     tl.store(total + at, sums, mask=inside)
-    part, where = tl.max(most / limit, 0, return_indices=True)
+    part, where = tl.max(most.to(tl.float64) / limit, 0, return_indices=True)
     here = tl.arange(0, BLOCK) == where
     worst += tl.program_id(0)
     blocks = tl.num_programs(0)
     tl.store(worst, part)
-    tl.store(worst + blocks, tl.max(tl.where(here, most, 0.0), 0))
+    tl.store(worst + blocks, tl.max(tl.where(here, most, 0.0), 0).to(tl.float64))
     tl.store(worst + 2 * blocks, tl.max(tl.where(here, at, 0), 0).to(tl.float64))
     tl.store(worst + 3 * blocks, tl.max(tl.where(here, whose, 0), 0).to(tl.float64))
 

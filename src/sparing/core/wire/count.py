@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparing.core.gpu import fetched, ready
 from sparing.core.parcel import Leaf, Parcel, clients, row
+from sparing.core.tree import abreast
 from sparing.core.wire import index
 from sparing.core.wire.index import Number, packed_size
 from sparing.core.wire.section import CODES, write_masks, write_values
@@ -165,7 +166,7 @@ def measured_together(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
         everywhere = torch.ones(1, 1, dtype=torch.bool, device=masks[0].bits.device)
         some = [everywhere if mask.alive is None else mask.alive for mask in masks]
         alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
-    bits = torch.cat([mask.bits.expand(rows, -1) for mask in masks], dim=1)
+    bits = abreast([mask.bits.expand(rows, -1) for mask in masks])
     paid = any(mask.travels for mask in masks)
     later = fetched(gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks), paid))
 
