@@ -68,10 +68,15 @@ def dismiss(contestant: Contestant) -> None:
 
 
 def ready(specs: dict[str, Spec], rounds: int) -> list[Contestant]:
-    """Those that could be started and have done so many rounds; of the others, a line says why not."""
-    there = []
-    for name, spec in specs.items():
-        contestant = launch(name, spec)
+    """Those that could be started and have done so many rounds; of the others, a line says why not.
+
+    They warm up in turn; on a GPU, where nobody finds out at the start what is fastest, they start side by side.
+    """
+    there, starting = [], (launch(name, spec) for name, spec in specs.items())
+    if any(spec.device != "cpu" for spec in specs.values()):
+        starting = list(starting)
+    for contestant in starting:
+        name, spec = contestant.name, specs[contestant.name]
         try:
             told = answer(contestant)
             if "missing" in told:
@@ -104,10 +109,9 @@ def apart(specs: dict[str, Spec]) -> dict[str, float]:
     models = {}
     few = {"clients": 4, "cohort": 4, "samples": 10, "batch": 10, "epochs": 2, "dropout": False}
     with tempfile.TemporaryDirectory() as folder:
-        for name, spec in specs.items():
-            for contestant in ready({name: spec._replace(shape=spec.shape._replace(**few))}, 1):
-                ask(contestant, save=f"{folder}/model.pt")
-                dismiss(contestant)
-                models[name] = torch.load(f"{folder}/model.pt")
+        for contestant in ready({n: spec._replace(shape=spec.shape._replace(**few)) for n, spec in specs.items()}, 1):
+            ask(contestant, save=f"{folder}/model.pt")
+            dismiss(contestant)
+            models[contestant.name] = torch.load(f"{folder}/model.pt")
     base = models.get("plain") or next(iter(models.values()))
     return {name: max(float((model[k] - base[k]).abs().max()) for k in base) for name, model in models.items()}

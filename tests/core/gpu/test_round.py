@@ -24,16 +24,15 @@ def drawn():
 @pytest.mark.parametrize("other", [False, True])
 def test_differences_from_the_model_are_those_of_the_cpu(other):
     g, model, masks, new_K = drawn()
-    arrived = {name: cleared(torch.randn(K, *shape, generator=g), masks[name]) for name, shape in SHAPES.items()}
+    arrived = {name: Leaf(cleared(torch.randn(K, *shape, generator=g), masks[name])) for name, shape in SHAPES.items()}
     sent = {}
     for name, mask in masks.items():
         scope = mask | new_K.view(-1, *[1] * len(SHAPES[name]))
         sent[name] = Leaf(cleared(model[name] + (0.25 if other else 0.0), scope), scope)
-    here = against(model, Parcel(sent, {}), arrived, {name: Cut(mask) for name, mask in masks.items()})
-    got = each(Parcel(sent, {}), lambda x: x.cuda())
-    there = against(
-        to(model, "cuda"), got, to(arrived, "cuda"), {name: Cut(mask.cuda()) for name, mask in masks.items()}
-    )
+    here = against(model, Parcel(sent, {}), arrived, {name: Cut(mask) for name, mask in masks.items()}, as_sent=False)
+    got, came = (each(Parcel(leaves, {}), lambda x: x.cuda()) for leaves in (sent, arrived))
+    votes = {name: Cut(mask.cuda()) for name, mask in masks.items()}
+    there = against(to(model, "cuda"), got, came.leaves, votes, as_sent=False)
     assert all(torch.equal(there[name].cpu(), x) for name, x in here.items())
 
 
