@@ -25,6 +25,7 @@ def test_a_list_is_judged_in_turn_and_in_the_shapes_it_came_in():
     assert seen == []
     judged()
     assert [x.tolist() for x in seen] == [[[1.0] * 3] * 2, 4.5]
+    assert doubts == []  # nothing of the round is held any more
     asked([])()
 
 

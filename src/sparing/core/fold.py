@@ -154,7 +154,7 @@ def terms(update: Tensor, share_K: Tensor) -> tuple[Tensor, Tensor]:
 
 def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> None:
     """The same on a GPU, all tensors at once: those of every client, and those that come as products."""
-    from sparing.core.gpu.fold import folded, picked
+    from sparing.core.gpu.fold import folded
 
     known = dict(sums)
     products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
@@ -176,17 +176,17 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
         terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
-        add(terms, torch.ones(len(next(iter(terms.values()))), dtype=torch.float64, device=share_K.device))
+        worst = add(terms, torch.ones(len(next(iter(terms.values()))), dtype=torch.float64, device=share_K.device))
         found = torch.stack([x.each_at_most() for x in products.values()])
-        limit = grid.reach[picked(tuple(place[name] for name in products), share_K.device)]
-        doubt(ctx.doubts, torch.cat([found, limit[:, None]], 1), too_large_products(list(products), ctx))
+        told = torch.cat([found.reshape(-1), worst[0].amax(0, keepdim=True)])
+        doubt(ctx.doubts, told, too_large_products(list(products), grid, ctx))
 
 
 def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) -> Judge:
     """Looks at what `folded` says of the largest updates."""
 
     def judge(worst: Tensor) -> None:
-        part, size, place, k = worst[:, worst[0].argmax()].tolist()
+        part, size, place, k = worst[:, worst[0].argmax()].tolist() if worst.numel() else [0.0] * 4
         if not part <= 1:
             leaf = int(torch.searchsorted(torch.tensor(sizes).cumsum(0), int(place), right=True))
             raise beyond(int(ctx.here[0][int(k)]), size, names[leaf], grid.limit[names[leaf]], ctx)
@@ -194,12 +194,19 @@ def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) ->
     return judge
 
 
-def too_large_products(names: list[str], ctx: Ctx) -> Judge:
-    """Looks at bounds, `[names, K]`, and what they must not be above, in the last column."""
+def too_large_products(names: list[str], grid: Grid, ctx: Ctx) -> Judge:
+    """Looks at bounds, `[names, K]`, and last, how far the clients' sum reaches: that must be on the grid.
 
-    def judge(found: Tensor) -> None:
-        for i, k in (~(found[:, :-1] <= found[:, -1:])).nonzero().tolist():
-            raise beyond(int(ctx.here[0][k]), float(found[i, k]), names[i], float(found[i, -1]), ctx)
+    A bound may be too high, so it only says who is far off, or that something is not finite.
+    """
+
+    def judge(told: Tensor) -> None:
+        found, reached = told[:-1].view(len(names), -1), float(told[-1])
+        bad = (~found.isfinite()).nonzero().tolist()
+        if not bad and not reached <= 1:
+            bad = [divmod(int(found.argmax()), found.shape[1])]
+        for i, k in bad:
+            raise beyond(int(ctx.here[0][k]), float(found[i, k]), names[i], grid.limit[names[i]], ctx)
 
     return judge
 

@@ -41,7 +41,10 @@ def asked(doubts: Doubts) -> Callable[[], None]:
         if came is not None:
             came.synchronize()
         near, far = iter(here), iter(arriving.split([len(values) for values in there]))
-        for values, judge in doubts:
-            judge(next(far).view(values.shape) if values.is_cuda else next(near))
+        try:
+            for values, judge in doubts:
+                judge(next(far).view(values.shape) if values.is_cuda else next(near))
+        finally:
+            doubts.clear()  # judges know the round that knows them
 
     return judged

@@ -76,7 +76,8 @@ def bounds(tree: Tree) -> Tensor:
     """The largest magnitude of each tensor, or a bound on it: `[tensors]` float64; NaN if there is one."""
     if not tree:
         return torch.zeros(0, dtype=torch.float64)
-    plain = {name: x for name, x in tree.items() if x.is_cuda and x.is_floating_point() and not isinstance(x, Product)}
+    plain = {name: x for name, x in tree.items() if x.is_cuda and x.is_floating_point() and x.numel()}
+    plain = {name: x for name, x in plain.items() if not isinstance(x, Product)}
     norms = torch._foreach_norm(list(plain.values()), math.inf) if plain else ()  # pyright: ignore
     if len(norms) == len(tree):
         return torch.stack(norms).double()

@@ -56,8 +56,15 @@ class Vector:
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         """A round, of which the host may know later than the GPU how it went: that is what is called then."""
-        method, threads = self.job.method, self.job.threads
         cohort = context(self.job, server, ids, t)._replace(doubts=[] if server.device.type == "cuda" else None)
+        try:
+            return self.play(server, cohort)
+        except Exception:
+            asked(cohort.doubts or [])()  # what is doubted may be the cause
+            raise
+
+    def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
+        method, threads = self.job.method, self.job.threads
         tally, stale = Tally(), Stale(method, server.model)
         with torch.no_grad():
             folds = [begin(method, server, cohort) for _ in range(threads)]

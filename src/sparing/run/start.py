@@ -93,6 +93,8 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
             server, bank, rows, meta = saved
             if state.server.past and not server.past:
                 raise CheckpointError(f"{path} was broadcast by an older release; resume with it, or start a new run")
+            if state.server.fit.keys() != server.fit.keys():
+                raise CheckpointError(f"{path} was factored by an older release; resume with it, or start a new run")
             state.server = server._replace(rows=state.rows).to(state.server.device)
             state.bank.restore(bank)
             if state.rows is not None:

@@ -23,7 +23,10 @@ KEPT, AMPLE = 8, 4
 def can_capture(local: Local, start: Tree) -> bool:
     """Whether all that a step does can be replayed: SGD in float32 on CUDA, steered by nothing from the side."""
     plain = all(p.optimiser == "sgd" and not p.prox and not p.correct and not p.holds for p in local.phases)
-    here = all(x.is_cuda and (x.dtype == torch.float32 or not x.is_floating_point()) for x in start.values())
+    here = all(
+        x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
+        for x in start.values()
+    )
     return plain and here and len(start) > 0 and find_spec("triton") is not None
 
 

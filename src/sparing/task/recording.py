@@ -83,7 +83,7 @@ class Recording:
         names.sort(key=lambda name: kept[name].numel() * k % 8 > 0)  # so that most begin at a multiple of 16 bytes
         self.shapes = {name: kept[name].shape for name in names}
         self.others = {
-            name: torch.empty(k, *x.shape, dtype=x.dtype, device=device)
+            name: torch.zeros(k, *x.shape, dtype=x.dtype, device=device)
             for name, x in kept.items()
             if name not in names
         }
@@ -202,7 +202,9 @@ class Recording:
     def begin(self) -> None:
         for name, x in self.rows(self.flat).items():
             x.copy_(self.base[name])
-        for x in (*(x for tensors in self.memory.values() for x in tensors), *(d.moves for d in self.dense.values())):
+        remembered = [x for tensors in self.memory.values() for x in tensors]
+        visited = [x for dense in self.dense.values() for x in (dense.moves, dense.inputs)]
+        for x in remembered + visited:  # what another run left there may not be finite
             x.zero_()
         self.t.zero_()
 

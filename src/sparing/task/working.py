@@ -2,7 +2,6 @@
 
 import copy
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -110,14 +109,9 @@ def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last) if work.channels_last and x.ndim == 4 else x
 
 
-SHAPES: "WeakKeyDictionary[nn.Module, dict[str, torch.Size]]" = WeakKeyDictionary()
-
-
 def check_names(model: nn.Module, tree: Tree) -> None:
-    if model not in SHAPES:
-        SHAPES[model] = {name: x.shape for name, x in model.state_dict().items()}
-    for name, shape in SHAPES[model].items():
+    for name, x in model.state_dict().items():
         if name not in tree:
             raise ConfigError(f"start lacks {name!r}, which the model has: {nearest(name, tree)}")
-        if tree[name].shape[1:] != shape:
-            raise ConfigError(f"start has {name!r} of shape {tuple(tree[name].shape[1:])}, the model {tuple(shape)}")
+        if tree[name].shape[1:] != x.shape:
+            raise ConfigError(f"start has {name!r} of shape {tuple(tree[name].shape[1:])}, the model {tuple(x.shape)}")

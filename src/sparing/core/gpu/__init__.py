@@ -1,6 +1,7 @@
-"""What takes many operations of torch, as Triton kernels for a GPU: with the same bits, all layers and clients at once.
+"""What takes many operations of torch, as Triton kernels for a GPU: all layers and clients at once.
 
-Every kernel has a plain path beside it, in the module that calls it, for CPUs and machines without Triton.
+Every kernel has a plain path beside it, in the module that calls it, for CPUs and machines without Triton; with the
+same bits, but for the products of `factors` and the sums of `spread`, where only the batch makes no difference.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ def ready(x: Tensor) -> bool:
     return x.is_cuda and found()
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def stretched(sizes: tuple[int, ...], device: torch.device) -> Tensor:
     """For every number of a row that joins tensors of these sizes, which tensor it is in."""
     return torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)).to(device)

@@ -64,15 +64,10 @@ def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
     return out
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=4)
 def leaves_of(sizes: tuple[int, ...], places: tuple[int, ...], device: torch.device) -> Tensor:
     """For every number of a row that joins tensors of these sizes, the place of its tensor."""
     return torch.tensor(places, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)).to(device)
-
-
-@lru_cache(maxsize=64)
-def picked(places: tuple[int, ...], device: torch.device) -> Tensor:
-    return torch.tensor(places).to(device)
 
 
 def folded(
