@@ -1,13 +1,13 @@
 """Local training of a chunk of clients on a GPU by a `Recording`: which one, and who may take part."""
 
 import threading
-from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from sparing.core.gpu import found
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
@@ -27,7 +27,7 @@ def can_capture(local: Local, start: Tree) -> bool:
         x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
         for x in start.values()
     )
-    return plain and here and len(start) > 0 and find_spec("triton") is not None
+    return plain and here and len(start) > 0 and found()
 
 
 def captured(

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from sparing.core.arrived import against
 from sparing.core.parcel import Cut, Leaf, Parcel, cleared, each
-from sparing.core.round import against, voted
+from sparing.core.round import voted
 from sparing.core.tree import Layout, to
 from sparing.core.versions import moved_all
 

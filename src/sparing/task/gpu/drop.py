@@ -7,18 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparing.core.gpu.draws import mixed
 from sparing.core.keys import GOLDEN
 from sparing.task.gpu.batched import in_front
 
 BLOCK = 1024
-
-
-@triton.jit
-def mixed(z):
-    """`core.keys.mix`."""
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB
-    return z ^ (z >> 31)
 
 
 @triton.jit
