@@ -13,9 +13,9 @@ from sparing.core.gpu.draws import word
 from sparing.core.gpu.stretches import blocks_of
 from sparing.core.keys import GOLDEN
 
-BLOCK, TILE = 1 << 15, 1 << 13
+BLOCK, TILE = 1 << 16, 1 << 12
 """Numbers that a program looks at, and of these at once."""
-FEW = 16
+FEW = 8
 """A digit that so small a part of a tile shares is counted one by one: a histogram takes the same time for any."""
 
 
