@@ -34,6 +34,11 @@ def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64).to(device)
 
 
+def carried(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to a device; the host does not wait until the device has come so far."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
+
+
 def fetched(x: Tensor) -> Callable[[], Tensor]:
     """A tensor on its way to the host; what this gives waits for it."""
     if not x.is_cuda:
