@@ -24,7 +24,7 @@ def drop_keys(ctx: Ctx, phase: int) -> Tensor:
 
 
 def told_apart(keys: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Rows of one client, which follow each other (bases of a `Mix`), get keys of their own; the first keeps its key."""
+    """Rows of one client, which follow each other (bases of a `Mix`), get keys of their own; the first keeps its."""
     again = ids[1:] == ids[:-1]
     if not again.any():
         return keys

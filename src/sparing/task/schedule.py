@@ -51,7 +51,7 @@ class Frame(NamedTuple):
     n: np.ndarray  # [R] samples, of one row per client and epoch
     longest: int  # of these rows
     drawn: np.ndarray  # [R] by which of the keys [epochs, K] each is shuffled
-    taken: np.ndarray  # [S, K, batch] places in these rows, end to end; those that a batch does not fill repeat its first
+    taken: np.ndarray  # [S, K, batch] places in these rows end to end; what a batch does not fill repeats its first
 
 
 def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:

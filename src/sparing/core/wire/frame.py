@@ -229,7 +229,7 @@ def sizes_later(parcel: Parcel) -> Later:
     leaves, k = parcel.leaves.values(), clients(parcel)
     notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
     if all(map(bare, leaves)):
-        values = tuple(math.prod(leaf.value.shape[1:]) * leaf.value.element_size() for leaf in leaves)
+        values = tuple(x.numel() // max(x.shape[0], 1) * x.element_size() for x in (leaf.value for leaf in leaves))
         return lambda: dict(plain_sizes(values, notes, k))
     scales = [0 if leaf.scale is None else 4 * leaf.scale.shape[1] for leaf in leaves]
     tags = [len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES) for leaf in leaves]
