@@ -52,7 +52,8 @@ class Roll:
             x = parts[0] if len(parts) == 1 else torch.cat(parts)
             return x if index is None else x[index.to(x.device)]
 
-        ids, weight = (whole([part[i].to(device) for part in self.parts]) for i in (0, 1))
+        ids = whole([ids.to(device) for ids, *_ in self.parts])
+        weight = whole([share_K.to(device) for _, share_K, _ in self.parts])
         doubt(doubts, weight, refuse_heavy)
         seen = {name: whole([scalars[name] for *_, scalars in self.parts]) for name in self.parts[0][2]}
         return ids, weight, seen
