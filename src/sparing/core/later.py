@@ -32,7 +32,7 @@ def asked(doubts: Doubts) -> Callable[[], None]:
     """All values are on their way to the host; what this gives waits for them and judges them in turn."""
     there = [i for i, (values, _) in enumerate(doubts) if values.is_cuda]
     there.sort(key=lambda i: -doubts[i][0].element_size())  # so that each can be looked at where it stands
-    bits = [doubts[i][0].reshape(-1).view(torch.uint8) for i in there]
+    bits = [doubts[i][0].contiguous().view(-1).view(torch.uint8) for i in there]
     arrived = fetched(torch.cat(bits) if bits else torch.zeros(0, dtype=torch.uint8))
 
     def judged() -> None:

@@ -150,7 +150,7 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
         ids=ids,
         n=n,
         clients=len(count),
-        samples=int(count.sum()) - int(count[held].sum()),
+        samples=job.task.samples,
         cohort=len(ids),
         capacity={name: x[ids] for name, x in job.fleet.capacity.items()} or None,
         held=len(held),

@@ -44,7 +44,7 @@ def captured(
         state = state if played is None else state | dict(played.after)
         with TURN:
             played = recording(model, loss, data, local, phase, plan, state, device, precision).play(state, plan)
-        losses = reported(played.losses, plan._replace(counts=played.counts), phase, number, ctx)
+            losses = reported(played.losses, plan._replace(counts=played.counts), phase, number, ctx)
     return None if played is None else (played, losses)
 
 

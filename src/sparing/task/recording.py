@@ -47,7 +47,7 @@ class Played(NamedTuple):
 
     after: Grown  # the models, in the order of ctx.ids
     losses: Tensor  # [S, K] float64, in the plan's
-    counts: Tensor  # [S, K] the plan's, on the device until the next play
+    counts: Tensor  # [S, K] the plan's, on the device; until the next play
     names: list[str]  # of what was trained
     peaks: Tensor  # [names, K] finite where that is
 
@@ -222,7 +222,7 @@ class Recording:
         from sparing.task.gpu.dense import put
 
         sheet = self.sheet.index_select(0, self.t)[0]
-        at, keys, views = sheet[: self.width].T, sheet[self.width], sheet[self.width + 1]
+        at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
         real = None if self.real is None else self.real.index_select(0, self.t)[0]
         samples = prepared(self.data.x[at])
         if self.data.augment:
