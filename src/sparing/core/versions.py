@@ -58,10 +58,12 @@ def served(past: Tree, ctx: Ctx) -> Tree:
 
 def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
     """One tensor of a model after an update, float64; where the mask is false it stays."""
-    if old.is_floating_point():
-        new = torch.add(old, update.double(), out=torch.empty_like(old))  # added in float64
-    else:
+    if not old.is_floating_point():
         new = old + update.round().to(old.dtype)
+    elif old.is_cuda:
+        new = torch.add(old, update.double(), out=torch.empty_like(old))  # added in float64 all the same
+    else:
+        new = old.double().add_(update).to(old.dtype)
     return new if mask is None else torch.where(mask, new, old)
 
 
