@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
+from sparing.core.gpu import brought, ready
 from sparing.core.later import Doubts
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -112,8 +112,11 @@ class Ctx(NamedTuple):
     @property
     def common(self) -> "Ctx":
         """One row that every client and the server agree on."""
-        one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
-        alone = self._replace(ids=one, n=one.clone().fill_(self.samples), home=None)
+        here, there = (
+            (brought((EVERYONE,), device), brought((self.samples,), device))
+            for device in (torch.device("cpu"), self.ids.device)
+        )
+        alone = self._replace(ids=there[0], n=there[1], home=here)
         return alone._replace(first=None, capacity=None, budget=None, sizes=None)
 
     def keys(self, tag: str) -> Tensor:

@@ -81,11 +81,9 @@ def bounds(tree: Tree) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     plain = {n: x for n, x in tree.items() if x.is_cuda and x.is_floating_point() and not isinstance(x, Product)}
     plain = {name: x for name, x in plain.items() if x.numel()}
-    norms = torch._foreach_norm(list(plain.values()), math.inf) if plain else ()  # pyright: ignore
-    if len(norms) == len(tree):
-        return torch.stack(norms).double()
+    norms = torch._foreach_norm(list(plain.values()), math.inf, torch.float64) if plain else ()  # pyright: ignore
     found = dict(zip(plain, norms, strict=True))
-    return torch.stack([found[name].double() if name in found else bound(x) for name, x in tree.items()])
+    return torch.stack([found[name] if name in found else bound(x) for name, x in tree.items()])
 
 
 def bound(x: Tensor) -> Tensor:
