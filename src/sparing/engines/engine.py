@@ -1,12 +1,12 @@
 """What every engine takes and gives. An engine says where clients run; what they do is in `core.round`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sparing.core.gpu import carried
+from sparing.core.gpu import carried, carried_together
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
 from sparing.core.parcel import Schema
@@ -159,18 +159,9 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
 
     device, new_K = server.device, ~server.seen[ids]
     capacity = {name: carried(x, device) for name, x in here.capacity.items()} if here.capacity else None
-    far = together((ids, n, new_K), device)
+    far = carried_together((ids, n, new_K), device)
     sizes = fit.sizes(here).cpu() if fit else None
     return here._replace(ids=far[0], n=far[1], first=far[2], news=bool(new_K.any()), capacity=capacity, sizes=sizes)
-
-
-def together(parts: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """Rows of numbers on their way to a GPU in one copy; those of wider numbers come first."""
-    if device.type != "cuda":
-        return [x.to(device) for x in parts]
-    bits = [x.contiguous().view(torch.uint8) for x in parts]
-    far = carried(torch.cat(bits), device).split([len(some) for some in bits])
-    return [some.view(x.dtype) for some, x in zip(far, parts, strict=True)]
 
 
 def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
