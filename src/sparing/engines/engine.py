@@ -224,13 +224,14 @@ class Tally:
     def add(self, ctx: Ctx, down: Later, up: Later, loss: Tensor, gone_K: Tensor) -> None:
         """K clients; those that are gone uploaded nothing. Their losses and sizes come when doubts are judged."""
         (ids, n), here, dtype = ctx.here, ~gone_K.cpu(), loss.dtype
+        all_here = bool(here.all())
         part = {"ids": ids, "n": n, "arrived": here}
         self.parts.append(part)
 
         def judge(values: Tensor) -> None:
             part["loss"] = values.to(dtype)
             part.update({f"down/{kind}": x.expand(len(ids)) for kind, x in down().items()})
-            part.update({f"up/{kind}": x * here for kind, x in up().items()})
+            part.update({f"up/{kind}": x.expand(len(ids)) if all_here else x * here for kind, x in up().items()})
 
         doubt(ctx.doubts, loss, judge)
 
