@@ -1,12 +1,24 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.core.capacity import by_capacity
-from sparing.core.keys import BLOCK, choose, choose_in_band, hashes
+from sparing.core.keys import (
+    BLOCK,
+    GOLDEN,
+    choose,
+    choose_in_band,
+    few_hashes,
+    few_keys,
+    hashes,
+    mix,
+    signed,
+    word_of,
+)
 from support import make_ctx
 
 
@@ -92,3 +104,11 @@ def test_sizes_go_along_with_their_clients():
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(torch.tensor([2, 0]))).tolist() == [1, 2]
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(slice(1, 3))).tolist() == [0, 1]
     assert ctx.common.sizes is None
+
+
+def test_few_numbers_are_the_same_in_numpy():
+    ctx = make_ctx([5, 2**40, 7])
+    assert few_keys(ctx, "a", "b").view(np.int64).tolist() == [ctx.keys("a").tolist(), ctx.keys("b").tolist()]
+    plain = mix(mix(ctx.ids * signed(GOLDEN) + 1) ^ signed(word_of(ctx, "a")))
+    assert torch.equal(ctx.keys("a"), plain)
+    assert few_hashes(few_keys(ctx, "a")[0], 9).view(np.int64).tolist() == hashes(plain, 9).tolist()

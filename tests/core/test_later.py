@@ -45,3 +45,15 @@ def test_values_may_lie_here_and_there():
         doubt(doubts, torch.full((2,), value, device=device), lambda x: seen.append(x.tolist()))
     asked(doubts)()
     assert seen == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_numbers_of_all_kinds_come_in_one_copy():
+    """Also those that stand apart in memory, are one number, or none."""
+    whole, seen, doubts = torch.arange(15.0, device="cuda").view(5, 3), [], []
+    odd = (whole[:, 0], whole.int().T, whole > 2, whole.double()[1:, 1], whole.sum(), whole[:0], whole.bfloat16()[:1])
+    for values in odd:
+        doubt(doubts, values, seen.append)
+    asked(doubts)()
+    assert all(torch.equal(mine, values.double().cpu()) for mine, values in zip(seen, odd, strict=True))

@@ -5,6 +5,7 @@ import torch
 
 import sparing
 from sparing.core.errors import DataError
+from sparing.core.keys import EVERYONE, hashes
 from sparing.run.config import study_from
 from sparing.run.start import fleet_of, named_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
@@ -19,6 +20,15 @@ def test_cohorts_are_drawn_without_replacement_and_differ_between_rounds():
     assert all(len(set(ids)) == 10 and ids == sorted(ids) for ids in drawn)
     assert len({tuple(ids) for ids in drawn}) == 20
     assert Fleet().cohort(0, 1, 50, 50).tolist() == list(range(50))
+
+
+def test_those_with_the_smallest_words_are_drawn():
+    everyone = make_ctx([EVERYONE], t=3)
+    words = hashes(everyone.keys("cohort"), 50)[0]
+    assert Fleet().cohort(0, 3, 50, 10).tolist() == sorted(words.argsort()[:10].tolist())
+    held = Fleet(held_out=words.argsort()[:4])
+    assert held.cohort(0, 3, 50, 10).tolist() == sorted(words.argsort()[4:14].tolist())
+    assert held.cohort(0, 3, 50, 50).tolist() == sorted(words.argsort()[4:].tolist())
 
 
 def test_every_client_is_drawn_equally_often():

@@ -78,6 +78,19 @@ def test_shuffles_too_many_to_sort_at_once_are_sorted_in_parts(monkeypatch):
     check([20, 1, 33, 7, 60], [4, 0, 3, 1, 2], Phase(epochs=3, batch=8))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("few", [0, schedule.FEW])
+def test_samples_are_shuffled_alike_wherever_they_are(few, monkeypatch):
+    monkeypatch.setattr(schedule, "FEW", few)
+    data = clients([20, 1, 33, 7, 60])
+    ctx, phase = context(data, [4, 0, 3, 1, 2]), Phase(epochs=3, batch=8)
+    here, there = plan_of(data, phase, 1, ctx, CPU), plan_of(data.to("cuda"), phase, 1, ctx, torch.device("cuda"))
+    assert there.places.is_cuda
+    for name in ("places", "real", "keys", "views", "counts", "order"):
+        assert torch.equal(getattr(there, name).cpu(), getattr(here, name)), name
+
+
 def test_words_beyond_a_client_s_samples_do_not_disturb_its_order():
     """A sample whose word is the largest there is still comes before those that do not exist."""
     words = torch.tensor([[5, schedule.LAST, 3, 0]])

@@ -11,11 +11,13 @@ from sparing.core.parcel import Leaf, Parcel, Schema, cleared
 from sparing.core.protocols import Codec, View
 from sparing.core.tree import Layout, Tree, prefixed, under
 
+SAME = Codec(encode=lambda parcel, state, view: (parcel, {}))
+
 
 def chain(*codecs: Codec) -> Codec:
     """Encode left to right, decode right to left. `chain()` is the identity."""
-    if len(codecs) == 1:
-        return codecs[0]
+    if len(codecs) < 2:
+        return codecs[0] if codecs else SAME
 
     def init(layout: Layout) -> Tree:
         return {k: v for i, codec in enumerate(codecs) for k, v in prefixed(str(i), codec.init(layout)).items()}

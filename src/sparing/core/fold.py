@@ -11,6 +11,7 @@ the last bits do depend on who is in the call, as those of such training do.
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ def admitted(
     share_K = grid.shares(weight_K, arrival.ctx)
     if not looked:
         grid.check(arrival)
-    roll.add(arrival.ctx.here[0].tolist(), share_K, seen)
+    roll.add(arrival.ctx, share_K, seen)
     return share_K
 
 
@@ -159,27 +160,35 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
     known = dict(sums)
     products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
     every = {n: x for n, x in update.items() if n not in products}
-    place = {name: grid.names.index(name) for name in update}
+    room = torch.empty(sum(math.prod(x.shape[1:]) for x in update.values()), dtype=torch.float64, device=share_K.device)
 
-    def add(names: Tree, share: Tensor) -> Tensor:
-        parts = [x.reshape(len(x), -1).expand(len(share), -1) for x in names.values()]
+    def add(names: Tree, share: Tensor, total: Tensor) -> Tensor:
+        parts = [x.reshape(x.shape[0], -1).expand(share.shape[0], -1) for x in names.values()]
         sizes = tuple(x.shape[1] for x in parts)
         before = torch.cat([sums[name].view(-1) for name in names]) if known else None
-        total, worst = folded(before, abreast(parts), share, grid.reach, sizes, tuple(place[name] for name in names))
+        places = tuple(grid.places[name] for name in names)
+        worst = folded(before, abreast(parts), share, grid.reach, sizes, places, total)
         for (name, x), part in zip(names.items(), total.split(sizes), strict=True):
             sums[name] = part.view(1, *x.shape[1:])
         return worst
 
+    sizes = tuple(math.prod(x.shape[1:]) for x in every.values())
     if every:
-        worst = add(every, share_K)
-        sizes = tuple(math.prod(x.shape[1:]) for x in every.values())
+        worst = add(every, share_K, room[: sum(sizes)])
         doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
         terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
-        worst = add(terms, torch.ones(len(next(iter(terms.values()))), dtype=torch.float64, device=share_K.device))
-        found = torch.stack([x.each_at_most() for x in products.values()])
-        told = torch.cat([found.reshape(-1), worst[0].amax(0, keepdim=True)])
-        doubt(ctx.doubts, told, too_large_products(list(products), grid, ctx))
+        worst = add(terms, ones(next(iter(terms.values())).shape[0], share_K.device), room[sum(sizes) :])
+        found: list[Tensor] = []
+        for x in products.values():
+            doubt(ctx.doubts, x.each_at_most(), found.append)
+        doubt(ctx.doubts, worst[0], too_large_products(list(products), found, grid, ctx))
+
+
+@cache
+def ones(n: int, device: torch.device) -> Tensor:
+    """Shares of terms that are added up as they are; made once: on a device it would be an operation each time."""
+    return torch.ones(n, dtype=torch.float64, device=device)
 
 
 def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) -> Judge:
@@ -194,19 +203,22 @@ def too_large(names: list[str], sizes: tuple[int, ...], grid: Grid, ctx: Ctx) ->
     return judge
 
 
-def too_large_products(names: list[str], grid: Grid, ctx: Ctx) -> Judge:
-    """Looks at bounds, `[names, K]`, and last, how far the clients' sum reaches: that must be on the grid.
+def too_large_products(names: list[str], found: list[Tensor], grid: Grid, ctx: Ctx) -> Judge:
+    """Looks at how far the clients' sum reaches: that must be on the grid.
 
-    A bound may be too high, so it only says who is far off, or that something is not finite.
+    What was found, a bound `[K]` of each name, may be too high; it only says who is far off, or that something is not
+    finite.
     """
 
-    def judge(told: Tensor) -> None:
-        found, reached = told[:-1].view(len(names), -1), float(told[-1])
-        bad = (~found.isfinite()).nonzero().tolist()
-        if not bad and not reached <= 1:
-            bad = [divmod(int(found.argmax()), found.shape[1])]
+    def judge(reached: Tensor) -> None:
+        bounds = torch.stack(found)
+        if float(reached.max()) <= 1 and math.isfinite(float(bounds.sum())):
+            return
+        bad = (~bounds.isfinite()).nonzero().tolist()
+        if not bad and not float(reached.max()) <= 1:
+            bad = [divmod(int(bounds.argmax()), bounds.shape[1])]
         for i, k in bad:
-            raise beyond(int(ctx.here[0][k]), float(found[i, k]), names[i], grid.limit[names[i]], ctx)
+            raise beyond(int(ctx.here[0][k]), float(bounds[i, k]), names[i], grid.limit[names[i]], ctx)
 
     return judge
 

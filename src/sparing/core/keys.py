@@ -11,14 +11,13 @@ the wire can draw the same mask without sending it.
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
+from sparing.core.gpu import brought, ready
 from sparing.core.later import Doubts
 
 GOLDEN = 0x9E3779B97F4A7C15
@@ -35,7 +34,8 @@ def signed(z: int) -> int:
 
 
 MUL1, MUL2 = signed(0xBF58476D1CE4E5B9), signed(0x94D049BB133111EB)
-MUL1_U, MUL2_U = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+GOLDEN_U, MUL1_U, MUL2_U = np.uint64(GOLDEN), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+BY30, BY27, BY31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def mix(z: Tensor) -> Tensor:
@@ -45,21 +45,25 @@ def mix(z: Tensor) -> Tensor:
     return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
 
 
-def mix_few(z: Tensor) -> Tensor:
-    """The same on a CPU with NumPy, whose operations on few numbers take less time."""
-    word = z.numpy().view(np.uint64)
-    word ^= word >> np.uint64(30)
+def mix_few(word: np.ndarray) -> np.ndarray:
+    """The same on uint64 in NumPy, whose operations on few numbers take less time."""
+    word ^= word >> BY30
     word *= MUL1_U
-    word ^= word >> np.uint64(27)
+    word ^= word >> BY27
     word *= MUL2_U
-    word ^= word >> np.uint64(31)
-    return z
+    word ^= word >> BY31
+    return word
 
 
-def hashes(keys: Tensor, n: int, start: int = 0, scramble: Callable[[Tensor], Tensor] = mix) -> Tensor:
+def hashes(keys: Tensor, n: int, start: int = 0) -> Tensor:
     """Words start .. start + n of each key's stream: `[K]` -> `[K, n]` int64, all 64 bits uniform."""
     step = torch.arange(start + 1, start + n + 1, device=keys.device) * signed(GOLDEN)
-    return scramble(keys[:, None] + step)
+    return mix(keys[:, None] + step)
+
+
+def few_hashes(keys: np.ndarray, n: int) -> np.ndarray:
+    """The first n of them in NumPy: `[K]` -> `[K, n]` uint64."""
+    return mix_few(keys[:, None] + np.arange(1, n + 1, dtype=np.uint64) * GOLDEN_U)
 
 
 def uniforms(words: Tensor) -> Tensor:
@@ -108,20 +112,23 @@ class Ctx(NamedTuple):
     @property
     def common(self) -> "Ctx":
         """One row that every client and the server agree on."""
-        one = torch.full((1,), EVERYONE, dtype=torch.int64, device=self.ids.device)
-        alone = self._replace(ids=one, n=one.clone().fill_(self.samples), home=None)
+        here, there = (
+            (brought((EVERYONE,), device), brought((self.samples,), device))
+            for device in (torch.device("cpu"), self.ids.device)
+        )
+        alone = self._replace(ids=there[0], n=there[1], home=here)
         return alone._replace(first=None, capacity=None, budget=None, sizes=None)
 
     def keys(self, tag: str) -> Tensor:
         """One 64-bit key per client: `[K]` int64. The tag is hashed in full."""
-        word = hashlib.blake2b(f"{self.seed}/{self.round}/{tag}".encode(), digest_size=8).digest()
-        base = signed(int.from_bytes(word, "little"))
+        if self.ids.device.type == "cpu":
+            return torch.from_numpy(few_keys(self, tag)[0].view(np.int64))
+        base = signed(word_of(self, tag))
         if ready(self.ids):
             from sparing.core.gpu.draws import keys_of
 
             return keys_of(self.ids, base)
-        scramble = mix_few if self.ids.device.type == "cpu" else mix
-        return scramble(scramble(self.ids.to(torch.int64) * signed(GOLDEN) + 1) ^ base)
+        return mix(mix(self.ids.to(torch.int64) * signed(GOLDEN) + 1) ^ base)
 
     def uniform(self, tag: str, n: int) -> Tensor:
         """`[K, n]` float32 in [0, 1)."""
@@ -130,6 +137,19 @@ class Ctx(NamedTuple):
     def choose(self, tag: str, d: int, k: int) -> Tensor:
         """`[K, d]` bool with exactly k true in every row, every set of k positions equally likely."""
         return choose(self.keys(tag), d, k)
+
+
+def word_of(ctx: Ctx, tag: str) -> int:
+    """A tag in this round, as 64 bits."""
+    digest = hashlib.blake2b(f"{ctx.seed}/{ctx.round}/{tag}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+def few_keys(ctx: Ctx, *tags: str) -> np.ndarray:
+    """`ctx.keys` of several tags, worked out on the host: `[tags, K]` uint64."""
+    ids = ctx.here[0].to(torch.int64).numpy().view(np.uint64)
+    words = np.array([[word_of(ctx, tag)] for tag in tags], dtype=np.uint64)
+    return mix_few(mix_few(ids * GOLDEN_U + np.uint64(1)) ^ words)
 
 
 def choose(keys: Tensor, d: int, k: int) -> Tensor:

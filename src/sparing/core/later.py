@@ -9,13 +9,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparing.core.gpu import fetched
+
 Judge = Callable[[Tensor], None]
 """Sees the values as float64 on the CPU; raises what is to be said about them."""
 Doubts = list[tuple[Tensor, Judge]]
 
 
 def doubt(doubts: Doubts | None, values: Tensor, judge: Judge) -> None:
-    """Judged at once, or collected.
+    """Judged at once, or collected; then nobody may write to the values any more.
 
     >>> doubt(None, torch.tensor([2]), print)
     tensor([2.], dtype=torch.float64)
@@ -23,27 +25,21 @@ def doubt(doubts: Doubts | None, values: Tensor, judge: Judge) -> None:
     if doubts is None:
         judge(values.double().cpu())
     else:
-        doubts.append((values.double(), judge))
+        doubts.append((values, judge))
 
 
 def asked(doubts: Doubts) -> Callable[[], None]:
     """All values are on their way to the host; what this gives waits for them and judges them in turn."""
-    there = [values.reshape(-1) for values, _ in doubts if values.is_cuda]
-    here, came = [values for values, _ in doubts if not values.is_cuda], None
-    flat = torch.cat(there) if there else torch.zeros(0)
-    arriving = torch.empty(len(flat), dtype=torch.float64, pin_memory=bool(there))
-    if there:
-        arriving.copy_(flat, non_blocking=True)
-        came = torch.cuda.Event()
-        came.record()
+    there = [i for i, (values, _) in enumerate(doubts) if values.is_cuda]
+    there.sort(key=lambda i: -doubts[i][0].element_size())  # so that each can be looked at where it stands
+    bits = [doubts[i][0].contiguous().view(-1).view(torch.uint8) for i in there]
+    arrived = fetched(torch.cat(bits) if bits else torch.zeros(0, dtype=torch.uint8))
 
     def judged() -> None:
-        if came is not None:
-            came.synchronize()
-        near, far = iter(here), iter(arriving.split([len(values) for values in there]))
+        far = dict(zip(there, arrived().split([len(some) for some in bits]), strict=True))
         try:
-            for values, judge in doubts:
-                judge(next(far).view(values.shape) if values.is_cuda else next(near))
+            for i, (values, judge) in enumerate(doubts):
+                judge((far[i].view(values.dtype).view(values.shape) if i in far else values).double())
         finally:
             doubts.clear()  # judges know the round that knows them
 

@@ -139,6 +139,6 @@ def clients(parcel: Parcel) -> int:
     """K: the largest client axis in the parcel."""
     axes = [x.shape[0] for x in parcel.notes.values()]
     for leaf in parcel.leaves.values():
-        parts = (leaf.value, leaf.scope, leaf.scale, leaf.bits, *leaf.keep)
-        axes += [x.shape[0] for x in parts if isinstance(x, Tensor)]
+        axes.append(leaf.value.shape[0])
+        axes += [x.shape[0] for x in (leaf.scope, leaf.scale, leaf.bits, *leaf.keep) if isinstance(x, Tensor)]
     return max(axes, default=1)

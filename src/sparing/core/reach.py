@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import TrainingError
+from sparing.core.gpu import brought
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
 from sparing.core.product import Product
@@ -29,17 +30,19 @@ class Grid:
     def __init__(self, model: Tree, total_weight: float, sizes: Tensor | None = None):
         self.scale = power_above(total_weight)
         self.device = next((x.device for x in model.values()), torch.device("cpu"))
-        self.names = list(model)
+        self.places = {name: i for i, name in enumerate(model)}
         self.reach = reaches(model, sizes) if model else torch.zeros(0)  # [tensors] float64, on the device
 
     @cached_property
     def limit(self) -> dict[str, float]:
-        return dict(zip(self.names, self.reach.tolist(), strict=True))
+        return dict(zip(self.places, self.reach.tolist(), strict=True))
 
     def shares(self, weight_K: Tensor, ctx: Ctx) -> Tensor:
         """Weights as parts of the scale, float64 on the model's device."""
 
         def judge(weight_K: Tensor) -> None:
+            if float(weight_K.min()) >= 0 and float(weight_K.max()) <= self.scale:
+                return
             for k in (~((weight_K >= 0) & (weight_K <= self.scale))).nonzero()[:, 0].tolist():
                 who, weight = int(ctx.here[0][k]), float(weight_K[k])
                 raise TrainingError(
@@ -49,7 +52,7 @@ class Grid:
 
         doubt(ctx.doubts, weight_K, judge)
         weight_K = weight_K.to(self.device, torch.float64, non_blocking=True)
-        return torch.round(weight_K / self.scale / WEIGHT_GRID) * WEIGHT_GRID
+        return (weight_K * (1 / self.scale / WEIGHT_GRID)).round_().mul_(WEIGHT_GRID)  # powers of two: exact
 
     def check(self, arrival: Arrival) -> None:
         """Every update must be finite and within the grid."""
@@ -76,13 +79,11 @@ def bounds(tree: Tree) -> Tensor:
     """The largest magnitude of each tensor, or a bound on it: `[tensors]` float64; NaN if there is one."""
     if not tree:
         return torch.zeros(0, dtype=torch.float64)
-    plain = {name: x for name, x in tree.items() if x.is_cuda and x.is_floating_point() and x.numel()}
-    plain = {name: x for name, x in plain.items() if not isinstance(x, Product)}
-    norms = torch._foreach_norm(list(plain.values()), math.inf) if plain else ()  # pyright: ignore
-    if len(norms) == len(tree):
-        return torch.stack(norms).double()
+    plain = {n: x for n, x in tree.items() if x.is_cuda and x.is_floating_point() and not isinstance(x, Product)}
+    plain = {name: x for name, x in plain.items() if x.numel()}
+    norms = torch._foreach_norm(list(plain.values()), math.inf, torch.float64) if plain else ()  # pyright: ignore
     found = dict(zip(plain, norms, strict=True))
-    return torch.stack([found[name].double() if name in found else bound(x) for name, x in tree.items()])
+    return torch.stack([found[name] if name in found else bound(x) for name, x in tree.items()])
 
 
 def bound(x: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ def reaches(model: Tree, sizes: Tensor | None = None) -> Tensor:
     """
     bits = (bounds(model) if sizes is None else sizes).clamp(min=1.0).view(torch.int64)
     found = bits.add_(MANTISSA).bitwise_and_(~MANTISSA).view(torch.float64).mul_(REACH)  # the next power of two
-    counts = [i for i, x in enumerate(model.values()) if not x.is_floating_point()]
+    counts = tuple(i for i, x in enumerate(model.values()) if not x.is_floating_point())
     if counts:
-        found[counts] = COUNTS
+        found.index_fill_(0, brought(counts, found.device), COUNTS)
     return found

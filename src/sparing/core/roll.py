@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import TrainingError
+from sparing.core.gpu import carried
+from sparing.core.keys import Ctx
 from sparing.core.later import Doubts, doubt
 from sparing.core.protocols import Arrival
 from sparing.core.reach import Grid
@@ -15,13 +17,14 @@ class Roll:
 
     def __init__(self) -> None:
         self.ids: list[int] = []
-        self.parts: list[tuple[Tensor, dict[str, Tensor]]] = []  # shares [K] and scalars [K, ...] of those who came
+        self.parts: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []  # ids and shares [K], scalars [K, ...]
         self.refused = 0  # arrivals that a lenient blend left out
 
-    def add(self, ids: list[int], share_K: Tensor, seen: dict[str, Tensor]) -> None:
+    def add(self, ctx: Ctx, share_K: Tensor, seen: dict[str, Tensor]) -> None:
+        ids = ctx.here[0].tolist()
         self.refuse_twice(ids)
         self.ids += ids
-        self.parts.append((share_K, seen))
+        self.parts.append((ctx.ids, share_K, seen))
 
     def merge(self, other: "Roll") -> None:
         self.refuse_twice(other.ids)
@@ -31,6 +34,8 @@ class Roll:
 
     def refuse_twice(self, ids: list[int]) -> None:
         known = set(self.ids)
+        if len(known.union(ids)) == len(known) + len(ids):
+            return
         for i in ids:
             if i in known:
                 raise TrainingError(f"client {i} arrived twice in one round; each client counts once")
@@ -40,17 +45,18 @@ class Roll:
         """(ids, weights, scalars), all in id order."""
         if not self.ids:
             raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
-        ids, order = torch.tensor(self.ids).sort()
-        same = self.ids == ids.tolist()
+        order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
+        index = None if order == list(range(len(order))) else carried(torch.tensor(order), device)
 
         def whole(parts: list[Tensor]) -> Tensor:
             x = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return x if same else x[order.to(x.device, non_blocking=True)]
+            return x if index is None else x[index.to(x.device)]
 
-        weight = whole([share_K for share_K, _ in self.parts]).to(device, non_blocking=True)
+        ids = whole([ids.to(device) for ids, *_ in self.parts])
+        weight = whole([share_K.to(device) for _, share_K, _ in self.parts])
         doubt(doubts, weight, refuse_heavy)
-        seen = {name: whole([scalars[name] for _, scalars in self.parts]) for name in self.parts[0][1]}
-        return ids.to(device, non_blocking=True), weight, seen
+        seen = {name: whole([scalars[name] for *_, scalars in self.parts]) for name in self.parts[0][2]}
+        return ids, weight, seen
 
 
 def refuse_heavy(weight: Tensor) -> None:

@@ -21,7 +21,7 @@ from sparing.core.compose import broadcaster
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each
 from sparing.core.protocols import Blended, Method, Report, View
-from sparing.core.tree import Tree, prefixed, under
+from sparing.core.tree import Tree, in_line, prefixed, under
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 
 NEVER = -1
@@ -58,7 +58,12 @@ def served(past: Tree, ctx: Ctx) -> Tree:
 
 def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
     """One tensor of a model after an update, float64; where the mask is false it stays."""
-    new = (old.double() + update).to(old.dtype) if old.is_floating_point() else old + update.round().to(old.dtype)
+    if not old.is_floating_point():
+        new = old + update.round().to(old.dtype)
+    elif old.is_cuda:
+        new = torch.add(old, update.double(), out=torch.empty_like(old))  # added in float64 all the same
+    else:
+        new = old.double().add_(update).to(old.dtype)
     return new if mask is None else torch.where(mask, new, old)
 
 
@@ -71,7 +76,7 @@ def moved_all(model: Tree, update: Tree, covered: dict[str, Tensor | None]) -> T
         if len(some) < 2:
             continue
         trees = (model, update, covered) if some is masked else (model, update)
-        parts = moved(*(torch.cat([tree[name].reshape(-1) for name in some]) for tree in trees))  # pyright: ignore
+        parts = moved(*(in_line([tree[name] for name in some]) for tree in trees))  # pyright: ignore
         pieces = parts.split([model[name].numel() for name in some])
         new |= {name: part.view_as(model[name]) for name, part in zip(some, pieces, strict=True)}
     return model | {n: new[n] if n in new else moved(model[n], x, covered.get(n)) for n, x in update.items()}

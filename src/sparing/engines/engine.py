@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from sparing.core.gpu import carried, carried_together
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report, nothing
 from sparing.core.round import Server
-from sparing.core.tree import Rest, Trained, Tree, cat, only
+from sparing.core.tree import Rest, Trained, Tree, cat, only, under
 from sparing.task import variates
 from sparing.task.fleet import Fleet
 from sparing.task.gradient import gradient
@@ -163,25 +164,18 @@ def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
         ids=ids,
         n=n,
         clients=len(count),
-        samples=int(count.sum()) - int(count[held].sum()),
+        samples=job.task.samples,
         cohort=len(ids),
         capacity={name: x[ids] for name, x in job.fleet.capacity.items()} or None,
         held=len(held),
         home=(ids, n),
     )
 
-    def there(x: Tensor) -> Tensor:
-        return x.to(server.device, non_blocking=True)
-
-    new_K = ~server.seen[ids]
-    return here._replace(
-        ids=there(ids),
-        n=there(n),
-        first=there(new_K),
-        news=bool(new_K.any()),
-        capacity={name: there(x) for name, x in here.capacity.items()} if here.capacity else None,
-        sizes=fit.sizes(here).cpu() if fit else None,
-    )
+    device, new_K = server.device, ~server.seen[ids]
+    capacity = {name: carried(x, device) for name, x in here.capacity.items()} if here.capacity else None
+    far = carried_together((ids, n, new_K), device)
+    sizes = fit.sizes(here).cpu() if fit else None
+    return here._replace(ids=far[0], n=far[1], first=far[2], news=bool(new_K.any()), capacity=capacity, sizes=sizes)
 
 
 def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
@@ -239,20 +233,19 @@ class Tally:
     """Collects the parts of a round's outcome, in whatever order clients come, and hands them out in id order."""
 
     def __init__(self) -> None:
-        self.parts: list[dict[str, Tensor]] = []
-        self.kinds: tuple[list[str], list[str]] = [], []  # of bytes, down and up
+        self.parts: list[Tree] = []
 
     def add(self, ctx: Ctx, down: Later, up: Later, loss: Tensor, gone_K: Tensor) -> None:
         """K clients; those that are gone uploaded nothing. Their losses and sizes come when doubts are judged."""
-        k, here, dtype = len(ctx.ids), ~gone_K.cpu(), loss.dtype
-        part = dict(zip(("ids", "n"), ctx.here, strict=True)) | {"arrived": here}
+        (ids, n), here, dtype = ctx.here, ~gone_K.cpu(), loss.dtype
+        all_here = bool(here.all())
+        part = {"ids": ids, "n": n, "arrived": here}
         self.parts.append(part)
 
         def judge(values: Tensor) -> None:
-            sent, back = down(), up()
-            down_K, up_K = (torch.stack([x.expand(k) for x in way.values()], dim=1) for way in (sent, back))
-            part.update(loss=values.to(dtype), down=down_K, up=up_K * here[:, None])
-            self.kinds = list(sent), list(back)
+            part["loss"] = values.to(dtype)
+            part.update({f"down/{kind}": x.expand(len(ids)) for kind, x in down().items()})
+            part.update({f"up/{kind}": x.expand(len(ids)) if all_here else x * here for kind, x in up().items()})
 
         doubt(ctx.doubts, loss, judge)
 
@@ -265,11 +258,9 @@ class Tally:
             none = torch.zeros(0)
             return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
         whole = cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        order = whole["ids"].argsort()
-        if len(self.parts) > 1 or not torch.equal(order, torch.arange(len(order))):
+        ids = whole["ids"]
+        if bool((ids[1:] < ids[:-1]).any()):
+            order = ids.argsort()
             whole = {name: x[order] for name, x in whole.items()}
-        down, up = (
-            dict(zip(kinds, whole[way].unbind(1), strict=True))
-            for way, kinds in zip(("down", "up"), self.kinds, strict=True)
-        )
+        down, up = under("down", whole), under("up", whole)
         return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

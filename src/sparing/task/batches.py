@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx, hashes
+from sparing.core.keys import Ctx, few_keys, hashes
 from sparing.core.protocols import Phase
 
 
@@ -24,7 +25,7 @@ def shuffle_keys(ctx: Ctx, number: int, phase: Phase, counts: Sequence[int]) -> 
     """The keys by which each epoch of phase `number` is shuffled: `[epochs, K]`."""
     steps = steps_of(phase, counts)
     epochs = max(-(-s // per_epoch(phase, n)) for s, n in zip(steps, counts, strict=True))
-    return torch.stack([ctx.keys(f"shuffle/{number}/{epoch}").cpu() for epoch in range(epochs)])
+    return torch.from_numpy(few_keys(ctx, *(f"shuffle/{number}/{epoch}" for epoch in range(epochs))).view(np.int64))
 
 
 def batches(keys: Tensor, phase: Phase, n: int) -> Tensor:

@@ -14,7 +14,7 @@ from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.losses import Loss
 from sparing.task.recording import Played, Recording
-from sparing.task.schedule import Plan, plan_of, reported
+from sparing.task.schedule import Plan, planned, reported
 
 KEPT, AMPLE = 8, 4
 """Recordings kept for a model; how many times the room that is needed, in clients and in steps, one may have."""
@@ -36,7 +36,7 @@ def captured(
 ) -> tuple[Played, Tensor] | None:  # fmt: skip
     """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
     step."""
-    plans = [plan_of(data, phase, number, ctx, device) for number, phase in enumerate(local.phases)]
+    plans = [planned(data, phase, number, ctx) for number, phase in enumerate(local.phases)]
     if not all(in_step(model, plan) for plan in plans):
         return None
     played, losses, state = None, torch.zeros(len(ctx.ids)), start
@@ -44,13 +44,13 @@ def captured(
         state = state if played is None else state | dict(played.after)
         with TURN:
             played = recording(model, loss, data, local, phase, plan, state, device, precision).play(state, plan)
-        losses = reported(played.losses, plan, phase, number, ctx)
+            losses = reported(played.losses, plan._replace(counts=played.counts), phase, number, ctx)
     return None if played is None else (played, losses)
 
 
 def in_step(model: nn.Module, plan: Plan) -> bool:
     """Whether those who have finished early can stay in the batch: all finish together, or no statistics move."""
-    even = all(m == len(plan.order) for m in plan.alive)
+    even = plan.alive[-1] == plan.order.shape[0]
     return even or not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
@@ -69,7 +69,7 @@ def recording(
     before it, so that there are soon enough: room that is not needed costs some time on the GPU, recording far more.
     """
     known = RECORDS.setdefault(model, [])
-    steps, k = len(plan.alive), len(plan.order)
+    steps, k = len(plan.alive), plan.order.shape[0]
     even = all(plan.full) and set(plan.width) == {plan.places.shape[2]} and plan.alive[-1] == k
     shared = tuple(name for name, x in state.items() if x.shape[0] == 1)
     key = (loss, data, phase, local.buffers, plan.places.shape[2], shared, device, precision)

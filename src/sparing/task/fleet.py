@@ -9,11 +9,12 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError, nearest
-from sparing.core.keys import EVERYONE, Ctx, hashes, mix, mix_few
+from sparing.core.keys import EVERYONE, Ctx, few_hashes, few_keys
 from sparing.core.protocols import Local
 from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
@@ -32,9 +33,14 @@ class Fleet(NamedTuple):
     latency: float = 0.0  # seconds, paid once each way
     deadline: float | None = None  # seconds after which a round takes no more uploads
 
+    @property
+    def everybody(self) -> bool:
+        """Whether all clients can always be reached."""
+        return self.available >= 1 and self.trace is None and (self.held_out is None or not len(self.held_out))
+
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
-        if self.available >= 1 and self.trace is None and (self.held_out is None or not len(self.held_out)):
+        if self.everybody:
             return torch.ones(clients, dtype=torch.bool)
         ids = torch.arange(clients)
         there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
@@ -49,13 +55,12 @@ class Fleet(NamedTuple):
         tensor([2, 5, 7])
         """
         everyone = torch.tensor([EVERYONE])
-        ctx = Ctx(seed, t, 0, everyone, everyone, clients, 0)
-        words = hashes(ctx.keys("cohort"), clients, scramble=mix_few if clients < 1 << 14 else mix)[0]
-        present = self.present(seed, t, clients)
-        if bool(present.all()):
-            return words.argsort()[:count].sort().values
-        present = present.nonzero()[:, 0]
-        return present[words[present].argsort()[:count]].sort().values
+        words = few_hashes(few_keys(Ctx(seed, t, 0, everyone, everyone, clients, 0), "cohort")[0], clients)[0]
+        words = words.view(np.int64)
+        if self.everybody:
+            return torch.from_numpy(smallest(words, count))
+        present = self.present(seed, t, clients).nonzero()[:, 0]
+        return present[torch.from_numpy(smallest(words[present.numpy()], count))]
 
     def vanished(self, ctx: Ctx) -> Tensor:
         """Which of these clients drop out of the round: bool `[K]`."""
@@ -81,6 +86,13 @@ class Fleet(NamedTuple):
     def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
+
+
+def smallest(words: np.ndarray, count: int) -> np.ndarray:
+    """The places, in order, of so many of these words, no two of which are equal: the smallest, or all."""
+    if count >= len(words):
+        return np.arange(len(words))
+    return np.flatnonzero(words < np.partition(words, count)[count])
 
 
 def read_trace(path: str | Path, clients: int) -> Tensor:

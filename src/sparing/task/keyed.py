@@ -6,22 +6,31 @@ and everything else about them stay. All of them look at one `Step`, which the t
 
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparing.core.keys import GOLDEN, Ctx, hashes, mix, signed, uniforms
+from sparing.core.keys import GOLDEN, WORD, Ctx, few_keys, hashes, mix, mix_few, signed, uniforms
+
+APART = np.uint64(5 * GOLDEN & WORD)
 
 
 def drop_keys(ctx: Ctx, phase: int) -> Tensor:
-    """`[K]`: rows of one client, which follow each other (bases of a `Mix`), draw apart; the first has its key."""
-    keys = ctx.keys(f"dropout/{phase}")
-    if not bool((ctx.ids[1:] == ctx.ids[:-1]).any()):
+    """`[K]`, each row apart."""
+    keys = told_apart(few_keys(ctx, f"dropout/{phase}")[0], ctx.here[0].numpy())
+    return torch.from_numpy(keys.view(np.int64)).to(ctx.ids.device)
+
+
+def told_apart(keys: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Rows of one client, which follow each other (bases of a `Mix`), get keys of their own; the first keeps its."""
+    again = ids[1:] == ids[:-1]
+    if not again.any():
         return keys
-    counts = ctx.ids.unique_consecutive(return_counts=True)[1]
-    turn = torch.arange(len(keys), device=keys.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    return torch.where(turn > 0, mix(keys + turn * signed(5 * GOLDEN)), keys)
+    first = np.flatnonzero(np.append(True, ~again))
+    turn = np.arange(len(ids)) - np.repeat(first, np.diff(np.append(first, len(ids))))
+    return np.where(turn > 0, mix_few(keys + turn.astype(np.uint64) * APART), keys)
 
 
 class Step:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from sparing.core.gpu import carried
 from sparing.core.product import Product
 from sparing.core.protocols import Phase
 from sparing.core.tree import Grown, Tree, column
@@ -45,7 +46,8 @@ class Played(NamedTuple):
     """What came of it."""
 
     after: Grown  # the models, in the order of ctx.ids
-    losses: Tensor  # [S, K], in the plan's
+    losses: Tensor  # [S, K] float64, in the plan's
+    counts: Tensor  # [S, K] the plan's, on the device; until the next play
     names: list[str]  # of what was trained
     peaks: Tensor  # [names, K] finite where that is
 
@@ -77,11 +79,12 @@ class Recording:
             for name, layer in self.work.module.named_modules()
             if isinstance(layer, nn.Linear) and name in once and self.pays(name, layer, visits, names)
         }
-        skipped = {f"{name}.weight" for name in self.dense}
+        skipped = [f"{name}.weight" for name in self.dense]
         kept = {name: x for name, x in self.work.state.items() if name not in skipped}
         names = [name for name in names if name not in skipped]
         names.sort(key=lambda name: kept[name].numel() * k % 8 > 0)  # so that most begin at a multiple of 16 bytes
         self.shapes = {name: kept[name].shape for name in names}
+        self.moved = [*names, *skipped]
         self.others = {
             name: torch.zeros(k, *x.shape, dtype=x.dtype, device=device)
             for name, x in kept.items()
@@ -95,9 +98,8 @@ class Recording:
         self.memory: Memory = fresh(phase, rows)
         self.pairs = factor_pairs(names)
         self.t = self.past.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.places = torch.zeros(steps, k, self.width, dtype=torch.int64, device=device)
+        self.sheet = torch.zeros(steps, self.width + 3, k, dtype=torch.int64, device=device)
         self.real = torch.ones(steps, k, self.width, dtype=torch.bool, device=device) if padded else None
-        self.keys, self.views = (torch.zeros(steps, k, dtype=torch.int64, device=device) for _ in range(2))
         self.seen = torch.zeros(steps, k, device=device)
         self.given: list[Any] = []
         self.peaks = torch.zeros(len(self.shapes) + len(self.dense), k, dtype=torch.float64, device=device)
@@ -143,25 +145,22 @@ class Recording:
 
     def load(self, state: Tree, plan: Plan) -> None:
         """Everything that the host brings for these clients."""
-        even, steps, k = plan.ordered, len(plan.alive), len(plan.order)
-        order = None if even else plan.order.to(self.t.device, non_blocking=True)
+        steps, k = len(plan.alive), plan.order.shape[0]
+        order = None if plan.ordered else carried(plan.order, self.t.device)
 
-        def fill(into: Tensor, x: Tensor) -> None:
-            if into.shape[0] == 1:
-                into.copy_(x)
-            else:
-                into[:k].copy_(x if order is None or x.shape[0] == 1 else x[order])
+        def fill(rooms: Tree) -> None:
+            into = [x if x.shape[0] in (1, k) else x[:k] for x in rooms.values()]
+            given = [state[name] for name in rooms]
+            if order is not None:
+                given = [x if x.shape[0] == 1 else x[order] for x in given]
+            if into:
+                torch._foreach_copy_(into, given)  # pyright: ignore[reportPrivateImportUsage]
 
-        for name, x in (self.base | self.others).items():
-            fill(x, state[name])
-        for name, dense in self.dense.items():
-            fill(dense.weight, state[f"{name}.weight"])
-        self.places[:steps, :k].copy_(plan.places, non_blocking=True)
-        self.keys[:steps, :k].copy_(plan.keys, non_blocking=True)
-        if self.data.augment:
-            self.views[:steps, :k].copy_(plan.views, non_blocking=True)
+        fill(self.base | self.others)
+        fill({f"{name}.weight": dense.weight for name, dense in self.dense.items()})
+        bring(self.sheet[:steps, :, :k], sheet_of(plan))
         if self.real is not None:
-            self.real[:steps, :k].copy_(plan.real, non_blocking=True)
+            bring(self.real[:steps, :k], plan.real)
 
     def play(self, state: Tree, plan: Plan) -> Played:
         """All steps of these clients."""
@@ -172,9 +171,12 @@ class Recording:
         self.load(state, plan)
         for graph in graphs:
             graph.replay()
-        k, visits = len(plan.order), len(plan.alive) * self.width
-        back = slice(k) if plan.ordered else plan.order.argsort().to(self.t.device, non_blocking=True)
-        added = {name: x[back] for name, x in self.differences(self.added.clone()).items()}
+        steps, k = len(plan.alive), plan.order.shape[0]
+        visits = steps * self.width
+        back = slice(k) if plan.ordered else carried(plan.order.argsort(), self.t.device)
+        added = self.differences(self.added.clone())
+        if k < self.k or not plan.ordered:
+            added = {name: x[back] for name, x in added.items()}
         added |= {name: x[back] - state[name] for name, x in self.others.items()}
         peaks = self.peaks[:, back].clone()
         for (name, dense), peak_K in zip(self.dense.items(), peaks[len(self.shapes) :], strict=True):
@@ -182,8 +184,8 @@ class Recording:
         self.given = [ref(added[f"{name}.weight"]) for name in self.dense]
         added = {name: added[own] for name, own in self.work.alias.items()}
         start = {name: state[own] for name, own in self.work.alias.items()}
-        moved = [*self.shapes, *(f"{name}.weight" for name in self.dense)]
-        return Played(Grown(start, added), self.seen[: len(plan.alive), :k].clone(), moved, peaks)
+        seen, counts = self.seen[:steps, :k].double(), self.sheet[:steps, -1, :k]
+        return Played(Grown(start, added), seen, counts, self.moved, peaks)
 
     def graphs(self, steps: int) -> list[torch.cuda.CUDAGraph]:
         """All of it, in one graph where steps are few: starting a graph takes time too. Recording changes the rows."""
@@ -219,12 +221,12 @@ class Recording:
     def step(self) -> None:
         from sparing.task.gpu.dense import put
 
-        at = self.places.index_select(0, self.t)[0]
+        sheet = self.sheet.index_select(0, self.t)[0]
+        at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
         real = None if self.real is None else self.real.index_select(0, self.t)[0]
-        keys = self.keys.index_select(0, self.t)[0]
         samples = prepared(self.data.x[at])
         if self.data.augment:
-            samples = augmented(samples, self.views.index_select(0, self.t)[0], self.data.augment)
+            samples = augmented(samples, views, self.data.augment)
         grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
         if is_plain(self.phase):
             self.flat.add_(torch.cat([in_memory(grads[name]) for name in self.shapes]), alpha=-self.phase.lr)
@@ -297,6 +299,18 @@ class Recording:
         if self.loss is cross_entropy and y.ndim == 1 and output.ndim == 2:
             return Entropy.apply(output, y)  # type: ignore[return-value]
         return each(self.loss, output.float(), y)
+
+
+def bring(into: Tensor, x: Tensor) -> None:
+    """Copy to the device without waiting for it."""
+    into.copy_(x if x.is_cuda else x.pin_memory(), non_blocking=True)
+
+
+def sheet_of(plan: Plan) -> Tensor:
+    """What the host says of every step: the places of samples, the keys of dropout and of augmentation, and how many
+    samples enter the reported loss, `[S, batch + 3, K]`."""
+    beside = carried(torch.stack([plan.keys, plan.views, plan.counts], 1), plan.places.device)
+    return torch.cat([plan.places.transpose(1, 2), beside], 1)
 
 
 def room(x: Tensor, k: int) -> tuple[int, ...]:

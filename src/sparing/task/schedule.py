@@ -1,23 +1,25 @@
 """The batches of K clients side by side, for training that takes all of them through each step together."""
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx, hashes, mix, mix_few
+from sparing.core.gpu import carried
+from sparing.core.keys import Ctx, few_hashes, few_keys, hashes
 from sparing.core.later import doubt
 from sparing.core.protocols import Phase
-from sparing.task.batches import shuffle_keys
 from sparing.task.clients import Clients
-from sparing.task.keyed import drop_keys
+from sparing.task.keyed import told_apart
 from sparing.task.loop import diverged
 
 WORDS = 1 << 23  # hashes sorted at once
-FEW = 1 << 16  # hashes up to which launching work on a device costs more than doing it
+FEW = 1 << 13  # hashes up to which launching work on a device costs more than doing it
+SMALL = 1 << 16  # visits up to which a frame is kept
 LAST = (1 << 63) - 1
-CPU = torch.device("cpu")
 
 
 class Plan(NamedTuple):
@@ -38,81 +40,91 @@ class Plan(NamedTuple):
 class Frame(NamedTuple):
     """What of a plan follows from the clients' counts alone; all on the CPU."""
 
-    order: Tensor
+    order: np.ndarray
     ordered: bool
     alive: list[int]
     width: list[int]
     full: list[bool]
     real: Tensor
     counts: Tensor
-    n: Tensor  # [R] samples, of one row per client and epoch
-    epoch: Tensor  # [R] which epoch that is
-    whose: Tensor  # [R] and whose, as a place in the order
-    row: Tensor  # [S, K, 1] which of these rows a batch is taken from
-    place: Tensor  # [S, K, batch] and where; places that a batch does not fill repeat its first sample
+    epochs: int  # of the client that has the most
+    n: np.ndarray  # [R] samples, of one row per client and epoch
+    longest: int  # of these rows
+    drawn: np.ndarray  # [R] by which of the keys [epochs, K] each is shuffled
+    taken: np.ndarray  # [S, K, batch] places in these rows end to end; what a batch does not fill repeats its first
 
 
 def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:
-    """The same batches as `batches` gives each client.
+    """The same batches as `batches` gives each client; `order` and `counts` stay on the CPU."""
+    plan = planned(data, phase, number, ctx)
+    places, keys = carried(plan.places, data.x.device), carried(plan.keys, device)
+    views = carried(plan.views, device) if data.augment else keys
+    return plan._replace(places=places, real=carried(plan.real, device), keys=keys, views=views)
 
-    What Python needs to know follows from the clients' counts, on the CPU; shuffles and keys are worked out on the
-    device, unless they are few. So where `ctx.ids` is on the CPU, nothing waits for a device. `order` and `counts` stay
-    on the CPU.
+
+def planned(data: Clients, phase: Phase, number: int, ctx: Ctx) -> Plan:
+    """The same, before anything is brought to a device.
+
+    What Python needs to know follows from the clients' counts, on the CPU; so does nearly all else, but many samples
+    are shuffled where they are. Nothing waits for a device, where the CPU knows who is in ctx.
     """
-    ctx = ctx._replace(ids=ctx.here[0])
-    counts = tuple(data.count[ctx.ids].tolist())
-    framed = known_frame if sum(counts) * phase.epochs <= FEW and phase.steps is None else frame_of
+    who = ctx.here[0].numpy()
+    counts = tuple(data.count.numpy()[who].tolist())
+    framed = known_frame if sum(counts) * phase.epochs <= SMALL and phase.steps is None else frame_of
     frame = framed(counts, phase.batch, phase.epochs, phase.steps)
-    order = frame.order
-    shuffles = shuffle_keys(ctx, number, phase, counts)
-    there = data.x.device if int(frame.n.sum()) > FEW else CPU
-    words = over(shuffles[frame.epoch, order[frame.whose]], there)
-    places = visited(words, frame, there)
-    places += over(data.start[ctx.ids[order]], there)[:, None]
-    keys = over(hashes(drop_keys(ctx, number)[order], len(frame.alive), scramble=mix_few).T, device)
-    views = over(hashes(ctx.keys(f"augment/{number}")[order], len(keys)).T, device) if data.augment else keys
+    tags = [f"shuffle/{number}/{epoch}" for epoch in range(frame.epochs)]
+    words = few_keys(ctx, *tags, f"dropout/{number}", f"augment/{number}")
+    shuffles, (drops, views) = words.reshape(-1)[frame.drawn], words[-2:]
+    start = data.start.numpy()[who[frame.order]][:, None]
+    if len(shuffles) * frame.longest <= (FEW if data.x.is_cuda else WORDS):
+        places = torch.from_numpy(visited(shuffles, frame) + start)
+    else:
+        places = visited_there(shuffles, frame, data.x.device) + carried(torch.from_numpy(start), data.x.device)
+    keys = drawn(told_apart(drops, who), frame)
     return Plan(
-        order=order,
+        order=torch.from_numpy(frame.order),
         alive=frame.alive,
         width=frame.width,
         full=frame.full,
-        places=over(places, data.x.device),
-        real=over(frame.real, device),
+        places=places,
+        real=frame.real,
         keys=keys,
-        views=views,
+        views=drawn(views, frame) if data.augment else keys,
         counts=frame.counts,
         ordered=frame.ordered,
     )
 
 
 def frame_of(counts: tuple[int, ...], batch: int, epochs: int, steps: int | None) -> Frame:
-    n_K = torch.tensor(counts)
+    n_K = np.array(counts)
     each_K = -(-n_K // batch)  # batches an epoch
-    steps_K = epochs * each_K if steps is None else torch.full_like(n_K, steps)
-    order = steps_K.argsort(descending=True, stable=True)
+    steps_K = epochs * each_K if steps is None else np.full_like(n_K, steps)
+    order = np.argsort(-steps_K, kind="stable")
     n_K, each_K, steps_K = n_K[order], each_K[order], steps_K[order]
-    step = torch.arange(int(steps_K[0]))[:, None]
-    size = (n_K - step % each_K * batch).clamp(max=batch).masked_fill(step >= steps_K, 0)
-    width = size.amax(1)
-    begin_K = (epochs - 1) * each_K if steps is None else torch.zeros_like(n_K)
+    step = np.arange(steps_K[0])[:, None]
+    begin = step % each_K * batch
+    size = np.where(step < steps_K, np.minimum(n_K - begin, batch), 0)
+    width = size.max(1)
+    counted_K = (epochs - 1) * each_K if steps is None else np.zeros_like(n_K)
     epochs_K = -(-steps_K // each_K)
-    first_K = epochs_K.cumsum(0) - epochs_K
-    whose = torch.arange(len(n_K)).repeat_interleave(epochs_K)
-    begin = (step % each_K * batch)[..., None]
-    place = begin + torch.arange(batch)
+    first_K = epochs_K.cumsum() - epochs_K
+    whose = np.repeat(np.arange(len(n_K)), epochs_K)
+    place = begin[..., None] + np.arange(batch)
+    place = np.where(place < n_K[:, None], place, begin[..., None])
+    row, longest = first_K + np.minimum(step // each_K, epochs_K - 1), int(n_K.max())
     return Frame(
         order=order,
-        ordered=bool((order == torch.arange(len(order))).all()),
+        ordered=bool((order[1:] > order[:-1]).all()),
         alive=(size > 0).sum(1).tolist(),
         width=width.tolist(),
         full=((size == width[:, None]) | (size == 0)).all(1).tolist(),
-        real=torch.arange(batch) < size[..., None],
-        counts=size.masked_fill(step < begin_K, 0),
+        real=torch.from_numpy(np.arange(batch) < size[..., None]),
+        counts=torch.from_numpy(np.where(step < counted_K, 0, size)),
+        epochs=int(epochs_K.max()),
         n=n_K[whose],
-        epoch=torch.arange(len(whose)) - first_K[whose],
-        whose=whose,
-        row=(first_K + torch.minimum(step // each_K, epochs_K - 1))[..., None],
-        place=torch.where(place < n_K[:, None], place, begin),
+        longest=longest,
+        drawn=(np.arange(len(whose)) - first_K[whose]) * len(n_K) + order[whose],
+        taken=row[..., None] * longest + place,
     )
 
 
@@ -120,35 +132,43 @@ known_frame = lru_cache(maxsize=16)(frame_of)
 """Clients with equally many samples have the same frame in every round."""
 
 
-def visited(keys: Tensor, frame: Frame, device: torch.device) -> Tensor:
-    """Sample numbers `[S, K, batch]`, from the words by which each row is shuffled."""
-    longest = int(frame.n.max())
-    at_once = max(1, WORDS // longest)
-    parts = zip(keys.split(at_once), over(frame.n, device).split(at_once), strict=True)
-    orders = torch.cat([shuffled(some, count, longest) for some, count in parts])
-    return orders[over(frame.row, device), over(frame.place, device)]
+def drawn(keys: np.ndarray, frame: Frame) -> Tensor:
+    """One word for each step from every client's key: `[S, K]`."""
+    return torch.from_numpy(few_hashes(keys[frame.order], len(frame.alive)).view(np.int64).T)
+
+
+def visited(keys: np.ndarray, frame: Frame) -> np.ndarray:
+    """Sample numbers `[S, K, batch]`, from the keys by which each row is shuffled: in the order of their words."""
+    words = few_hashes(keys, frame.longest).view(np.int64)
+    words[np.arange(frame.longest) >= frame.n[:, None]] = LAST
+    return words.argsort(axis=1, kind="stable").take(frame.taken)
+
+
+def visited_there(keys: np.ndarray, frame: Frame, device: torch.device) -> Tensor:
+    """The same on a device, some rows at once."""
+    at_once = max(1, WORDS // frame.longest)
+    words, n = carried(torch.from_numpy(keys.view(np.int64)), device), carried(torch.from_numpy(frame.n), device)
+    orders = [shuffled(*some, frame.longest) for some in zip(words.split(at_once), n.split(at_once), strict=True)]
+    return torch.cat(orders).take(carried(torch.from_numpy(frame.taken), device))
 
 
 def shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
     """The samples of each row in the order of their words, `[R, longest]`; no sense beyond its count."""
     beyond = torch.arange(longest, device=keys.device) >= counts[:, None]
-    scramble = mix_few if keys.device == CPU and len(keys) * longest <= FEW else mix
-    return hashes(keys, longest, scramble=scramble).masked_fill_(beyond, LAST).argsort(dim=1, stable=True)
-
-
-def over(x: Tensor, device: torch.device) -> Tensor:
-    return x.to(device, non_blocking=True)
+    return hashes(keys, longest).masked_fill_(beyond, LAST).argsort(dim=1, stable=True)
 
 
 def reported(seen: Tensor, plan: Plan, phase: Phase, number: int, ctx: Ctx) -> Tensor:
     """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
 
     def judge(seen: Tensor) -> None:
+        if math.isfinite(float(seen.sum())):
+            return
         for t, place in (~seen.isfinite()).nonzero().tolist():
             client = int(ctx.here[0][int(plan.order[place])])
             raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
 
     doubt(ctx.doubts, seen, judge)
-    counts = over(plan.counts, seen.device)
+    counts = carried(plan.counts, seen.device)
     means = (seen.double() * counts).sum(0) / counts.sum(0)
-    return means if plan.ordered else means[over(plan.order.argsort(), seen.device)]
+    return means if plan.ordered else means[carried(plan.order.argsort(), seen.device)]

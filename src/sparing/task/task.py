@@ -39,6 +39,7 @@ class Task:
     loss: Loss
     name: str
     held_out: Tensor  # int64 [h] ids
+    samples: int  # of the clients that train
     validation: Clients | None  # one set per client, to choose settings by
     probe: tuple[Tensor, Tensor] | None  # the server's own samples
 
@@ -70,6 +71,7 @@ class Task:
             check_samples(self.test or Clients.of([self.test_all]), "test", labels=loss is None)
         self.loss = loss or default_loss(self.train.y)
         self.held_out = checked_ids(held_out, len(self.train))
+        self.samples = int(self.train.count.sum()) - int(self.train.count[self.held_out].sum())
         self.validation = validation
         if test_all is not None:
             self.test_all = Clients.of([test_all]).client(0)

@@ -110,7 +110,7 @@ def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:
 
 
 def check_names(model: nn.Module, tree: Tree) -> None:
-    for name, x in model.state_dict().items():
+    for name, x in model.state_dict(keep_vars=True).items():
         if name not in tree:
             raise ConfigError(f"start lacks {name!r}, which the model has: {nearest(name, tree)}")
         if tree[name].shape[1:] != x.shape:

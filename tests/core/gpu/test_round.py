@@ -44,4 +44,6 @@ def test_a_model_of_which_parts_move_is_that_of_the_cpu():
     there = {name: None if mask is None else mask.cuda() for name, mask in covered.items()}
     moved = moved_all(to(model, "cuda"), to(update, "cuda"), there)
     assert all(torch.equal(moved[name].cpu(), x) for name, x in moved_all(model, update, covered).items())
+    again, onward = moved_all(moved, to(update, "cuda"), there), moved_all(to(moved, "cpu"), update, covered)
+    assert all(torch.equal(again[name].cpu(), x) for name, x in onward.items()), "now that it stands in line"
     assert int(voted(to(update, "cuda"), there, LAYOUT)) == int(voted(update, covered, LAYOUT))

@@ -4,7 +4,7 @@ Every kernel has a plain path beside it, in the module that calls it, for CPUs a
 same bits, but for the products of `factors` and the sums of `spread`, where only the batch makes no difference.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from importlib.util import find_spec
 
@@ -32,6 +32,20 @@ def stretched(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """These numbers on a device, `[n]` int64; brought there once, since a copy is waited for."""
     return torch.tensor(numbers, dtype=torch.int64).to(device)
+
+
+def carried(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on its way to a device; the host does not wait until the device has come so far."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
+
+
+def carried_together(rows: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """The same of several rows of numbers, to a GPU in one copy; those of wider numbers come first."""
+    if device.type != "cuda":
+        return [x.to(device) for x in rows]
+    bits = [x.contiguous().view(torch.uint8) for x in rows]
+    far = carried(torch.cat(bits), device).split([len(some) for some in bits])
+    return [some.view(x.dtype) for some, x in zip(far, rows, strict=True)]
 
 
 def fetched(x: Tensor) -> Callable[[], Tensor]:

@@ -77,17 +77,19 @@ def folded(
     reach: Tensor,
     sizes: tuple[int, ...],
     places: tuple[int, ...],
-) -> tuple[Tensor, Tensor]:
-    """`before [n] + share_K @ update [K, n]` on the grids, float64; `places`: where in `reach` each tensor's grid is.
+    total: Tensor,
+) -> Tensor:
+    """total = `before [n] + share_K @ update [K, n]` on the grids, float64; `places`: where in `reach` each tensor's
+    grid is.
 
-    Also says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose
-    they are.
+    Says of the largest updates, `[4, some]`, how far they reach, how large they are, where they stand and whose they
+    are.
     """
     (k, n), blocks = update.shape, triton.cdiv(update.shape[1], BLOCK)
     worst = torch.empty(4, blocks, dtype=torch.float64, device=update.device)
-    leaves, total = leaves_of(sizes, places, update.device), torch.empty(n, dtype=torch.float64, device=update.device)
+    leaves = leaves_of(sizes, places, update.device)
     fresh = before is None
     fold_kernel[(blocks,)](
         update, share_K, reach, leaves, total if fresh else before, total, worst, k, n, FRESH=fresh, BLOCK=BLOCK
     )
-    return total, worst
+    return worst

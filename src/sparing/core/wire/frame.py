@@ -21,6 +21,7 @@ import zlib
 from collections.abc import Callable
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -229,7 +230,7 @@ def sizes_later(parcel: Parcel) -> Later:
     leaves, k = parcel.leaves.values(), clients(parcel)
     notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
     if all(map(bare, leaves)):
-        values = tuple(math.prod(leaf.value.shape[1:]) * leaf.value.element_size() for leaf in leaves)
+        values = tuple(x.numel() // max(x.shape[0], 1) * x.element_size() for x in (leaf.value for leaf in leaves))
         return lambda: dict(plain_sizes(values, notes, k))
     scales = [0 if leaf.scale is None else 4 * leaf.scale.shape[1] for leaf in leaves]
     tags = [len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES) for leaf in leaves]
@@ -252,11 +253,12 @@ def plain_sizes(values: tuple[int, ...], notes: int, k: int) -> dict[str, Tensor
 def added_up(
     found: list[tuple[Number, Number]], scales: list[int], tags: list[int], notes: int, k: int
 ) -> dict[str, Tensor]:
-    value = indices = scale = body = 0
-    for (a, b), c, tag in zip(found, scales, tags, strict=True):
-        one = a + b + c + tag
-        value, indices, scale, body = value + a, indices + b, scale + c, body + varint_size(one) + one
-    body = body + varint_size(notes) + notes
+    value, indices = np.zeros((2, len(found), k), dtype=np.int64)
+    for i, (a, b) in enumerate(found):
+        value[i], indices[i] = a, b
+    one = value + indices + np.array([scales, tags], dtype=np.int64).sum(0)[:, None]
+    body = (varint_size(one) + one).sum(0) + varint_size(notes) + notes
+    value, indices, scale = value.sum(0), indices.sum(0), sum(scales)
     header = SHORTEST - 1 + varint_size(body) + body - value - indices - scale - notes
     spent = {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
     return {kind: torch.as_tensor(x, dtype=torch.int64).expand(k) for kind, x in spent.items()}
