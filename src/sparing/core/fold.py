@@ -176,6 +176,8 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
         terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
+        if len({len(x) for x in terms.values()}) > 1:
+            terms = {name: x.sum(0, keepdim=True) for name, x in terms.items()}
         worst = add(terms, torch.ones(len(next(iter(terms.values()))), dtype=torch.float64, device=share_K.device))
         found = torch.stack([x.each_at_most() for x in products.values()])
         told = torch.cat([found.reshape(-1), worst[0].amax(0, keepdim=True)])

@@ -163,7 +163,11 @@ class Blend(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Client models of other sizes. All K clients of a call have equal size; the server keeps the full one."""
+    """Client models of other sizes; the server keeps the full one.
+
+    All K clients of a call have equal size, or sizes with one `room`: then their tensors have the shapes of that size,
+    with zeros around those that are smaller, and training leaves these zeros as they are.
+    """
 
     sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
     layouts: tuple[Layout, ...]  # of every size
@@ -173,9 +177,20 @@ class Fit(NamedTuple):
     names: tuple[str, ...] = ()  # what to call each size
     init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
     learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
+    room: tuple[int, ...] = ()  # by size: which one has room for its tensors; (): none may stand in another's
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
     check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
+
+    def joined(self, ctx: Ctx) -> bool:
+        """Whether these K clients differ in size."""
+        sizes = self.sizes(ctx)
+        return len(sizes) > 1 and bool((sizes != sizes[0]).any())
+
+    def size(self, ctx: Ctx) -> int:
+        """The one whose shapes the tensors of these K clients have."""
+        first = int(self.sizes(ctx)[0])
+        return self.room[first] if self.joined(ctx) else first
 
 
 class Phase(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
+from sparing.core.padded import joins
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report
 from sparing.core.round import Server
@@ -92,7 +93,7 @@ class Job(NamedTuple):
 
     def model_for(self, ctx: Ctx) -> nn.Module:
         """The network that these K clients run."""
-        return self.sizes[int(self.method.fit.sizes(ctx)[0])] if self.method.fit else self.model
+        return self.sizes[self.method.fit.size(ctx)] if self.method.fit else self.model
 
 
 class Outcome(NamedTuple):
@@ -179,11 +180,12 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     """The same for `job.threads` chunks at once, which together have at most `job.chunk` clients (or one each).
 
     Every thread gets equally many chunks; on path loop chunks of equally much data, so that no thread is left waiting.
+    On path stacked, sizes that may stand in one are in one chunk.
     """
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.threads) * job.threads))
     if job.path == "loop" and job.threads > 1 and not job.method.fit:
         return dealt(ctx, turns * job.threads)
-    return pieces(ctx, turns * job.threads, job.method.fit)
+    return pieces(ctx, turns * job.threads, job.method.fit, job.path == "stacked" and joins(job.method))
 
 
 def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
@@ -197,13 +199,15 @@ def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
     return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
 
 
-def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
+def pieces(ctx: Ctx, count: int, fit: Fit | None, joined: bool = False) -> Iterator[Ctx]:
     """About so many chunks, of equally many clients."""
     if count == 1 and fit is None:
         yield ctx
         return
     order = ctx.here[1].argsort(stable=True)
     kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
+    if fit and joined:
+        kind = torch.tensor(fit.room)[kind]
     kind, grouped = kind.sort(stable=True)
     order, whole, start = order[grouped], len(order), 0
     if order.tolist() != list(range(whole)):

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from sparing.core.capacity import by_capacity, check_ratios
 from sparing.core.errors import MethodError, check_range, nearest
-from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_shapes, factors_of, matrix_of, product
+from sparing.core.factors import (
+    FactoredConv,
+    FactoredLinear,
+    Shape,
+    factor_shapes,
+    factors_of,
+    matrix_of,
+    padded,
+    product,
+    summable,
+)
 from sparing.core.factors import sides as sides_of
 from sparing.core.keys import Ctx, hashes, uniforms
 from sparing.core.later import doubt
@@ -34,6 +44,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
     ranks = [{name: rank_of(layout.shapes[name], ratio) for name in layers} if ratio < 1 else {} for ratio in ratios]
     most = ranks[ratios.index(max(thin))] if thin else {}
     least = ranks[ratios.index(min(thin))] if thin else {}
+    sizes = by_capacity(ratios, "rank")
 
     def init(model: Tree) -> Tree:
         return spectra(model, {}, None)[0]
@@ -74,20 +85,29 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
 
     def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
         out: Tree = {}
+        ranks_K = own_ranks(ctx) if fit.joined(ctx) else {}
         for name, x in model.items():
             if (rank := ranks[size].get(name)) is None:
                 out[name] = x
                 continue
             a, b = state[f"a/{name}"][:, :, :rank], state[f"b/{name}"][:, :rank]
+            if name in ranks_K:
+                a, b = padded(a, b, ranks_K[name])
             out |= {part: y.contiguous().to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
         return out
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
-        whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
+        multiplied = summable if fit.joined(ctx) else product
+        whole = {name: multiplied(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
         return whole, dict.fromkeys(whole)
 
-    return Fit(
-        sizes=by_capacity(ratios, "rank"),
+    def own_ranks(ctx: Ctx) -> Tree:
+        """What of each factored layer these K clients have: ranks `[K]`."""
+        table = torch.tensor([list(ranks[size].values()) for size in sizes(ctx).tolist()])
+        return dict(zip(layers, table.to(ctx.ids.device, non_blocking=True).unbind(1), strict=True))
+
+    fit = Fit(
+        sizes=sizes,
         layouts=tuple(resized_layout(layout, rank) for rank in ranks),
         shrink=shrink,
         grow=grow,
@@ -95,7 +115,9 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         names=tuple(f"ratio {ratio:g}" for ratio in ratios),
         init=init,
         learn=learn,
+        room=tuple(ratios.index(max(thin)) if ratio < 1 else size for size, ratio in enumerate(ratios)),
     )
+    return fit
 
 
 def rank_of(shape: Shape, ratio: float) -> int:

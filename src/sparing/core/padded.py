@@ -1,0 +1,36 @@
+"""Clients of several sizes in one call, where `Fit.room` says that their tensors can stand in those of one size."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparing.core.keys import Ctx
+from sparing.core.parcel import Parcel
+from sparing.core.protocols import Method
+from sparing.core.wire import Later, plain_sizes, sizes_later
+
+
+def joins(method: Method) -> bool:
+    """Whether this method may go so: nothing in it looks at the entries or shapes of what travels."""
+    looked = method.up or method.down or method.memory or method.layout.extra or method.local.second
+    whole = method.share.within and method.share.own == method.share.private
+    return method.fit is not None and bool(method.fit.room) and whole and not looked
+
+
+def own_sizes_later(method: Method, parcel: Parcel, ctx: Ctx) -> Later:
+    """What the parcels of these K clients take, each in its own size: the zeros around it do not travel."""
+    fit = method.fit
+    if fit is None or not fit.joined(ctx):
+        return sizes_later(parcel)
+    notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
+    width = {name: leaf.value.element_size() for name, leaf in parcel.leaves.items()}
+    present, which_K = fit.sizes(ctx).unique(return_inverse=True)
+
+    def found() -> dict[str, Tensor]:
+        shapes = [fit.layouts[size].shapes for size in present.tolist()]
+        values = [tuple(math.prod(some[name]) * n for name, n in width.items()) for some in shapes]
+        each = [plain_sizes(one, notes, 1) for one in values]
+        return {kind: torch.cat([one[kind] for one in each])[which_K] for kind in each[0]}
+
+    return found
