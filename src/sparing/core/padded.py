@@ -13,9 +13,11 @@ from sparing.core.wire import Later, plain_sizes, sizes_later
 
 def joins(method: Method) -> bool:
     """Whether this method may go so: nothing in it looks at the entries or shapes of what travels."""
-    looked = method.up or method.down or method.memory or method.layout.extra or method.local.second
+    if method.fit is None or not method.fit.room:
+        return False
     whole = method.share.within and method.share.own == method.share.private
-    return method.fit is not None and bool(method.fit.room) and whole and not looked
+    looked = method.up or method.down or method.memory or method.layout.extra or method.local.second
+    return whole and not looked
 
 
 def own_sizes_later(method: Method, parcel: Parcel, ctx: Ctx) -> Later:

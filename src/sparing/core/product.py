@@ -88,7 +88,7 @@ class Product(Tensor):
 def less(x: Tensor, base: Tensor) -> Tensor:
     """`x - base [1, out, in]`; a product of float32 factors stays one."""
     if isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16:
-        return Product(x.left, x.right, base=base)
+        return Product(x.left, x.right, None, base)
     return x - base
 
 

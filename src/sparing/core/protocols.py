@@ -184,8 +184,7 @@ class Fit(NamedTuple):
 
     def joined(self, ctx: Ctx) -> bool:
         """Whether these K clients differ in size."""
-        sizes = self.sizes(ctx)
-        return len(sizes) > 1 and bool((sizes != sizes[0]).any())
+        return len(set(self.sizes(ctx).tolist())) > 1
 
     def size(self, ctx: Ctx) -> int:
         """The one whose shapes the tensors of these K clients have."""
