@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, exact_each, residual, warm
+from sparing.core.svd import HOST, PROBES, decomposed, energy, exact, exact_each, exact_soon, known, residual, warm
 from sparing.core.threads import intra_op
 
 
@@ -137,3 +137,17 @@ def test_several_shapes_at_once(device):
     for m, rank, found in zip(matrices, ranks, exact_each(matrices, ranks), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(found, exact(m, rank), strict=True))
     assert exact_each([], []) == []
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_is_not_waited_for_is_the_same(device):
+    matrices, ranks = [gaussian(2, 40, 30).to(device), gaussian(1, 20, 50).to(device)], [10, 20]
+    found, threads = exact_soon(matrices, ranks), torch.get_num_threads()
+    for one, other in ((found, known(exact_each(matrices, ranks))), (known(found.svds()), found)):
+        for mine, yours in zip(one.svds(), other.svds(), strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, yours, strict=True))
+        for mine, yours in zip(one.values(), other.values(), strict=True):
+            assert mine.device.type == "cpu"
+            assert torch.allclose(mine.double(), yours.double(), atol=1e-5)
+    assert torch.get_num_threads() == threads
+    assert known([]).values() == known([]).svds() == []

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cuts, Parcel, Schema
-from sparing.core.tree import Layout, Trained, Tree
+from sparing.core.tree import Kept, Layout, Trained, Tree
 
 
 def nothing(*_: object) -> Tree:
@@ -171,12 +171,12 @@ class Fit(NamedTuple):
 
     sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
     layouts: tuple[Layout, ...]  # of every size
-    shrink: Callable[[Tree, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
+    shrink: Callable[[Kept, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
     grow: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
     module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
     names: tuple[str, ...] = ()  # what to call each size
-    init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
-    learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
+    init: Callable[[Tree], Kept] = nothing  # model -> what the server remembers: a decomposition
+    learn: Callable[[Kept, Tree, Ctx], tuple[Kept, Report]] = lambda state, model, ctx: (state, {})
     room: tuple[int, ...] = ()  # by size: which one has room for its tensors; (): none may stand in another's
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds

@@ -25,7 +25,7 @@ from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_o
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.reach import bounds
 from sparing.core.roll import sound
-from sparing.core.tree import Layout, Trained, Tree, column, expand, prefixed, since, to, under
+from sparing.core.tree import Kept, Layout, Trained, Tree, column, expand, prefixed, since, to, under
 from sparing.core.versions import first_past, moved_all, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -37,7 +37,7 @@ class Server(NamedTuple):
     model: Tree  # leaves [1, *shape]
     share: Tree
     blend: Tree
-    fit: Tree
+    fit: Kept
     seen: Tensor  # bool [clients], on the CPU: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts

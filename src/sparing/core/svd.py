@@ -4,7 +4,7 @@ A decomposition from nothing is exact: eigenvectors of the smaller Gram matrix, 
 right vectors of a matrix that has since moved a little takes a step of subspace iteration and looks at what its
 singular vectors miss of the matrix; where that is too much it takes another, and in the end the exact one. All of it
 runs on one thread, so that its bits do not depend on how many there are. A GPU has its host find the eigenvectors of
-small matrices, which takes the host less time, and waits for it once.
+small matrices, which takes the host less time; where all are small, both go on with other work meanwhile (`Soon`).
 
     >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
     >>> exact(m, 2).s
@@ -12,12 +12,14 @@ small matrices, which takes the host less time, and waits for it once.
 """
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparing.core.factors import squared
+from sparing.core.gpu import fetched
 from sparing.core.threads import intra_op
 
 PROBES = 8
@@ -32,6 +34,8 @@ HOST = 192
 """The longest side of a matrix that a GPU hands to its host."""
 TINY = 1e-7
 """Singular values below this share of the largest are zero."""
+ASIDE = ThreadPoolExecutor(1)
+"""Where the host finds eigenvectors that are not waited for."""
 
 
 class Svd(NamedTuple):
@@ -42,10 +46,22 @@ class Svd(NamedTuple):
     v: Tensor  # [L, columns, r]
 
 
+class Soon(NamedTuple):
+    """Decompositions of several matrices, which may be under way: whoever calls these waits."""
+
+    values: Callable[[], list[Tensor]]  # singular values `[L, r]` on the CPU
+    svds: Callable[[], list[Svd]]
+
+
 def anew(m: Tensor, rank: int) -> bool:
     """Whether that costs less than going on: the rank comes near the size of the matrix, or the host does it."""
     side = min(m.shape[1:])
-    return 2 * (rank + PROBES) > side or (m.is_cuda and side <= HOST)
+    return 2 * (rank + PROBES) > side or handed(m)
+
+
+def handed(m: Tensor) -> bool:
+    """Whether its device hands it to the host."""
+    return m.is_cuda and min(m.shape[1:]) <= HOST
 
 
 def decomposed(m: Tensor, rank: int, old: Tensor, probes: Callable[[], Tensor]) -> tuple[Svd, int]:
@@ -69,9 +85,49 @@ def exact(m: Tensor, rank: int) -> Svd:
 def exact_each(matrices: list[Tensor], ranks: list[int]) -> list[Svd]:
     """Of matrices `[L, rows, columns]` of several shapes."""
     with intra_op(1):
-        tall = [(m.mT if m.shape[1] < m.shape[2] else m).double() for m in matrices]
+        tall = [upright(m) for m in matrices]
         right = strongest([squared(x.mT) for x in tall], ranks)
         return [finished(m, x, v) for m, x, v in zip(matrices, tall, right, strict=True)]
+
+
+def exact_soon(matrices: list[Tensor], ranks: list[int]) -> Soon:
+    """The same of small matrices, while the device and this thread of its host go on."""
+    tall = [upright(m) for m in matrices]
+    sides = [x.shape[2] for x in tall]
+    coming = fetched(torch.cat([squared(x.mT).flatten() for x in tall]))
+
+    def solved() -> tuple[list[Tensor], list[Tensor]]:
+        with torch.no_grad(), intra_op(1):
+            parts = coming().split([len(x) * side * side for x, side in zip(tall, sides, strict=True)])
+            found = [torch.linalg.eigh(part.view(-1, side, side)) for part, side in zip(parts, sides, strict=True)]
+        values, vectors = zip(*[(s.flip(1), v.flip(2)) for s, v in found], strict=True)
+        values = [s[:, :rank].clamp(min=0).sqrt() for s, rank in zip(values, ranks, strict=True)]
+        return values, [v[:, :, :rank] for v, rank in zip(vectors, ranks, strict=True)]
+
+    under_way = ASIDE.submit(solved)
+
+    def svds() -> list[Svd]:
+        right = moved(under_way.result()[1], matrices[0].device)
+        return [finished(*one) for one in zip(matrices, tall, right, strict=True)]
+
+    return Soon(lambda: under_way.result()[0], svds)
+
+
+def known(found: list[Svd]) -> Soon:
+    """Those that are there already, whose values are on their way to the host."""
+    sizes = [x.s.shape for x in found]
+    coming = fetched(torch.cat([x.s.flatten() for x in found]) if found else torch.zeros(0))
+
+    def values() -> list[Tensor]:
+        parts = coming().split([size.numel() for size in sizes])
+        return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
+
+    return Soon(values, lambda: found)
+
+
+def upright(m: Tensor) -> Tensor:
+    """The matrices, or their transposes where they are wide, in float64."""
+    return (m.mT if m.shape[1] < m.shape[2] else m).double()
 
 
 def finished(m: Tensor, x: Tensor, v: Tensor) -> Svd:
@@ -98,10 +154,11 @@ def strongest(grams: list[Tensor], ranks: list[int]) -> list[Tensor]:
 
 
 def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """All of them to another device in one copy."""
+    """All of them to another device in one copy, for which a host does not wait."""
     if not tensors or tensors[0].device == device:
         return tensors
-    flat = torch.cat([x.reshape(-1) for x in tensors]).to(device, non_blocking=device.type != "cpu")
+    flat = torch.cat([x.reshape(-1) for x in tensors])
+    flat = flat.to(device) if device.type == "cpu" else flat.pin_memory().to(device, non_blocking=True)
     parts = flat.split([x.numel() for x in tensors])
     return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 
