@@ -66,7 +66,7 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--shapes", nargs="*", choices=MODELS, default=list(MODELS))
     found.add_argument("--methods", nargs="*", default=list(METHODS), help="ours, besides FedAvg")
     found.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
-    found.add_argument("--rounds", type=int, help="at a time; 3, on a GPU 20")
+    found.add_argument("--rounds", type=int, help="at a time, at least; 3, on a GPU 10")
     found.add_argument("--repeats", type=int, default=5, help="of these")
     found.add_argument("--cohorts", nargs="*", type=int, default=[], help="also FedAvg on the MLP with so many clients")
     found.add_argument("--plan", nargs="*", default=[], metavar="KEY=VALUE", help="of our studies, else auto")
@@ -80,7 +80,7 @@ def options() -> argparse.ArgumentParser:
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
     """Everything, printed as it comes, as it is kept in the file."""
-    rounds = args.rounds or (3 if args.device == "cpu" else 20)
+    rounds = args.rounds or (3 if args.device == "cpu" else 10)
     results: dict[str, Any] = {
         "machine": machine(args.device),
         "versions": versions(),

@@ -1,6 +1,7 @@
 """Contestants in processes of their own, told in turn what to do, so that one works at a time."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from peers.child import Spec
 
 WARM = 3  # rounds before the clock starts
+LEAST = 1.0  # seconds that a repetition takes: whoever is quick does more rounds in it
 PATIENCE = 60  # seconds to leave
 
 
@@ -93,15 +95,26 @@ def contest(specs: dict[str, Spec], rounds: int, repeats: int) -> dict[str, dict
     """Seconds of every contestant in every repetition, of the wall's clock and of all processors, and its memory."""
     there = ready(specs, WARM)
     rows = {one.name: {**one.told, "seconds": [], "cpu": [], "peak_mb": 0.0, "gpu_mb": 0.0} for one in there}
+    many = {one.name: at_least(rounds, ask(one, rounds=WARM)["seconds"] / WARM) for one in there}
     for _ in range(repeats):
         for contestant in there:
-            told, row = ask(contestant, rounds=rounds), rows[contestant.name]
-            row["seconds"].append(told["seconds"] / rounds)
-            row["cpu"].append(told["cpu"] / rounds)
+            n, row = many[contestant.name], rows[contestant.name]
+            told = ask(contestant, rounds=n)
+            row["seconds"].append(told["seconds"] / n)
+            row["cpu"].append(told["cpu"] / n)
             row["peak_mb"], row["gpu_mb"] = max(row["peak_mb"], told["peak_mb"]), told["gpu_mb"]
     for contestant in there:
         dismiss(contestant)
     return rows
+
+
+def at_least(rounds: int, seconds: float) -> int:
+    """So many rounds, or more where one takes so few seconds that these would be too short to time.
+
+    >>> at_least(3, seconds=0.004), at_least(3, seconds=2.0)
+    (250, 3)
+    """
+    return max(rounds, math.ceil(LEAST / seconds))
 
 
 def apart(specs: dict[str, Spec]) -> dict[str, float]:

@@ -44,7 +44,7 @@ def shape_table(name: str, shape: Results) -> str:
     return "\n".join(
         [
             f"{name}: {size['cohort']} of {size['clients']:,} clients x {size['samples']} samples a round, "
-            f"batch {size['batch']}; medians of {len(first)} x {shape['rounds']} rounds.",
+            f"batch {size['batch']}; medians of {len(first)} x {shape['rounds']} rounds or more.",
             f"Limit: {shape['floor']:.3g} s for {shape['flops'] / 1e9:.3g} GFLOP, a large matrix product running at "
             f"{able['flops'] / 1e9:,.0f} GFLOP/s and a copy at {able['bytes'] / 1e9:,.0f} GB/s.",
             f"Plan of {OURS}: {plan}.",

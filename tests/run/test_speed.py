@@ -45,20 +45,20 @@ def test_what_a_contestant_took(kept):
 def test_contestants_take_turns(monkeypatch):
     from peers import contest as module
 
-    asked = []
+    asked, pace = [], {"a": 2.0, "b": 0.25}
 
     def ask(one, rounds):
-        asked.append(one.name)
-        return {"seconds": 6.0 * len(asked), "cpu": 3.0, "peak_mb": 9.0 - len(asked), "gpu_mb": 0.0}
+        asked.append((one.name, rounds))
+        return {"seconds": pace[one.name] * rounds, "cpu": rounds, "peak_mb": 9.0 - len(asked), "gpu_mb": 0.0}
 
     ready = [module.Contestant(name, None, None, {"plan": {}}) for name in ("a", "b")]  # type: ignore[arg-type]
     monkeypatch.setattr(module, "ready", lambda specs, rounds: ready)
     monkeypatch.setattr(module, "ask", ask)
-    monkeypatch.setattr(module, "dismiss", lambda one: asked.append(f"{one.name} leaves"))
+    monkeypatch.setattr(module, "dismiss", lambda one: asked.append((one.name, "leaves")))
     rows = module.contest({}, rounds=3, repeats=2)
-    assert asked == ["a", "b", "a", "b", "a leaves", "b leaves"]
-    assert rows["a"]["seconds"] == [2.0, 6.0]  # a round
-    assert rows["b"] == {"plan": {}, "seconds": [4.0, 8.0], "cpu": [1.0, 1.0], "peak_mb": 7.0, "gpu_mb": 0.0}
+    assert asked[2:] == [("a", 3), ("b", 4), ("a", 3), ("b", 4), ("a", "leaves"), ("b", "leaves")]  # a second at least
+    assert rows["a"]["seconds"] == [2.0, 2.0]  # a round
+    assert rows["b"] == {"plan": {}, "seconds": [0.25, 0.25], "cpu": [1.0, 1.0], "peak_mb": 5.0, "gpu_mb": 0.0}
 
 
 def after(by: str, shape, rounds: int) -> dict[str, torch.Tensor]:

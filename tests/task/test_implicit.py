@@ -266,6 +266,17 @@ def test_whatever_follows_training_sees_the_loop_s_updates(method, engine):
         assert torch.allclose(mine.model[name], x, rtol=0, atol=1e-3 if "int8" in method else 1e-5)
 
 
+def test_threads_share_large_products_and_the_plan_alone_says_how_many():
+    task, before, found = task_of(built(plain)), torch.get_num_threads(), []
+    for around, threads in ((1, 2), (2, 2), (2, 1)):
+        torch.set_num_threads(around)
+        found.append(sparing.run(task, **STUDY, plan={"path": "implicit", "chunk": 5, "threads": threads}))
+    torch.set_num_threads(before)
+    assert found[0].model_sha256 == found[1].model_sha256
+    for name, x in found[2].model.items():
+        assert torch.allclose(found[1].model[name], x, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("method", "as_they_are"), [("fedavg", True), ("fedadam", True), ("topk", False)])
 def test_a_plain_mean_never_forms_a_client_s_weights(method, as_they_are, monkeypatch):
     """The factors go into the fold as they are; a codec has them formed."""

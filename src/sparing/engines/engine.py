@@ -10,7 +10,7 @@ from sparing.core.keys import Ctx
 from sparing.core.later import doubt
 from sparing.core.padded import joins
 from sparing.core.parcel import Schema
-from sparing.core.protocols import Fit, Method, Report
+from sparing.core.protocols import Fit, Method, Report, nothing
 from sparing.core.round import Server
 from sparing.core.tree import Rest, Trained, Tree, cat, only
 from sparing.task import variates
@@ -40,12 +40,24 @@ class Job(NamedTuple):
     rounds: int
     path: str = "loop"  # of local training: "loop", "stacked" or "implicit"
     chunk: int = 16  # clients in memory at once
-    threads: int = 1  # chunks side by side
+    threads: int = 1  # see `aside` and `within`
     precision: str = "float32"  # of local training on CUDA, or "tf32", "bf16"
     graph: bool = False  # local training as a CUDA graph
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
+
+    @property
+    def aside(self) -> int:
+        """Chunks side by side."""
+        return self.threads // self.within
+
+    @property
+    def within(self) -> int:
+        """Threads within one operation: all, where a round is a few large products and nobody's weights are formed."""
+        share, up, blend = self.method.share, self.method.up, self.method.blend
+        looked_at = up or share.own or blend.collect or any(step.watch is not nothing for step in blend.steps)
+        return self.threads if self.path == "implicit" and not looked_at else 1
 
     def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
         """K clients on their own samples, with the signature `core.round.client` wants."""
@@ -54,16 +66,18 @@ class Job(NamedTuple):
         how = (ctx, self.path, memory)
         pull = variates.pull(start, memory) if any(phase.correct for phase in local.phases) else None
         after, notes = train(
-            model, self.task.loss, data, local, whole, *how, pull=pull, precision=self.precision, graph=self.graph
-        )
+            model, self.task.loss, data, local, whole, *how,
+            pull=pull, precision=self.precision, graph=self.graph, threads=self.within,
+        )  # fmt: skip
         if pull is not None:
             after = {**after, **variates.renewed(start, after, memory, local, ctx)}
         if local.second:
             mine = {name: start.get(f"{name}.second", x) for name, x in whole.items()}
             own = local._replace(phases=local.second)
             trained, _ = train(
-                model, self.task.loss, data, own, mine, ctx, self.path, anchor=whole, precision=self.precision
-            )
+                model, self.task.loss, data, own, mine, ctx, self.path,
+                anchor=whole, precision=self.precision, threads=self.within,
+            )  # fmt: skip
             after = {**after, **{f"{name}.second": x for name, x in trained.items()}}
         return only(after, start), memory, notes
 
@@ -177,15 +191,15 @@ def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
 
 
 def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
-    """The same for `job.threads` chunks at once, which together have at most `job.chunk` clients (or one each).
+    """The same for `job.aside` chunks at once, which together have at most `job.chunk` clients (or one each).
 
     Every thread gets equally many chunks; on path loop chunks of equally much data, so that no thread is left waiting.
     On path stacked, sizes that may stand in one are in one chunk.
     """
-    turns = -(-len(ctx.ids) // (max(1, job.chunk // job.threads) * job.threads))
-    if job.path == "loop" and job.threads > 1 and not job.method.fit:
-        return dealt(ctx, turns * job.threads)
-    return pieces(ctx, turns * job.threads, job.method.fit, job.path == "stacked" and joins(job.method))
+    turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
+    if job.path == "loop" and job.aside > 1 and not job.method.fit:
+        return dealt(ctx, turns * job.aside)
+    return pieces(ctx, turns * job.aside, job.method.fit, job.path == "stacked" and joins(job.method))
 
 
 def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:

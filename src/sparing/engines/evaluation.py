@@ -83,7 +83,7 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
 
     with torch.no_grad():
         chunked = parts(job, cohort) if trains else chunks(cohort, job.chunk, job.method.fit)
-        side_by_side(map(start, chunked), train if trains else same, mark, job.threads if trains else 1)
+        side_by_side(map(start, chunked), train if trains else same, mark, job.aside if trains else 1)
     return together(found)
 
 

@@ -5,6 +5,7 @@ result has the same bits. The banks are read and written by one thread only, chu
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from sparing.core.padded import own_sizes_later
 from sparing.core.parcel import Parcel, pick
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
-from sparing.core.threads import side_by_side
+from sparing.core.threads import intra_op, side_by_side
 from sparing.core.tree import Tree
 from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
@@ -64,10 +65,10 @@ class Vector:
             raise
 
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
-        method, threads = self.job.method, self.job.threads
+        method, aside = self.job.method, self.job.aside
         tally, stale = Tally(), Stale(method, server.model)
-        with torch.no_grad():
-            folds = [begin(method, server, cohort) for _ in range(threads)]
+        with torch.no_grad(), intra_op(self.job.within) if self.job.within > 1 else nullcontext():
+            folds = [begin(method, server, cohort) for _ in range(aside)]
             free = list(folds)
 
             def send(ctx: Ctx) -> Sent:
@@ -87,7 +88,7 @@ class Vector:
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
-            side_by_side(map(send, parts(self.job, cohort)), work, take, threads)
+            side_by_side(map(send, parts(self.job, cohort)), work, take, aside)
             if tally.arrivals:
                 server, report = settle(method, server, merged(folds), cohort, self.job.gradient)
             else:

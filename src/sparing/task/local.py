@@ -51,6 +51,7 @@ def train(
     pull: Tree | None = None,
     precision: str = "float32",
     graph: bool = False,
+    threads: int = 1,
 ) -> tuple[Trained, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
@@ -61,7 +62,7 @@ def train(
     FedProx's term draws to, where it is not the start; `pull` is added to every gradient of phases that `correct`.
 
     "loop" trains one client after the other and is row-exact; calls from several threads at once give the same bits.
-    "stacked" trains all K at once and agrees with it within rounding. One thread works on an operation. In both, a
+    "stacked" trains all K at once and agrees with it within rounding. `threads` work on one operation. In both, a
     parameter that the loss does not depend on has gradient zero, so weight decay still shrinks it. "implicit" does the
     same as "stacked" for chains of dense layers under plain SGD (`can_imply`), without forming weights at every step.
     On CUDA, "stacked" with `graph` replays a recorded step where it can (`can_capture`), in float32, "tf32" or "bf16".
@@ -99,7 +100,7 @@ def train(
             "tf32 or float32"
         )
     aside = Aside(anchor if anchor is not None else start, pull or {})
-    with torch.enable_grad(), precise(precision) if device.type == "cuda" else nullcontext(), intra_op(1):
+    with torch.enable_grad(), precise(precision) if device.type == "cuda" else nullcontext(), intra_op(threads):
         if path == "loop":
             after, losses = loop(model, loss, data, local, start, ctx, device, memory, aside)
         elif path == "implicit":
