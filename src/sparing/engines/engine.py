@@ -194,12 +194,16 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     """The same for `job.aside` chunks at once, which together have at most `job.chunk` clients (or one each).
 
     Every thread gets equally many chunks; on path loop chunks of equally much data, so that no thread is left waiting.
-    On path stacked, sizes that may stand in one are in one chunk.
     """
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
     if job.path == "loop" and job.aside > 1 and not job.method.fit:
         return dealt(ctx, turns * job.aside)
-    return pieces(ctx, turns * job.aside, job.method.fit, job.path == "stacked" and joins(job.method))
+    return pieces(ctx, turns * job.aside, job.method.fit, together(job, ctx))
+
+
+def together(job: Job, ctx: Ctx) -> bool:
+    """Whether clients whose sizes have one room share chunks: on a GPU fewer calls outweigh work on zeros."""
+    return job.path == "stacked" and ctx.ids.is_cuda and joins(job.method)
 
 
 def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
@@ -214,7 +218,7 @@ def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
 
 
 def pieces(ctx: Ctx, count: int, fit: Fit | None, joined: bool = False) -> Iterator[Ctx]:
-    """About so many chunks, of equally many clients."""
+    """About so many chunks, of equally many clients; `joined`: of sizes with one room together."""
     if count == 1 and fit is None:
         yield ctx
         return
