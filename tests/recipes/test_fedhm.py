@@ -67,7 +67,8 @@ def test_a_decomposition_that_is_not_waited_for_changes_nothing(monkeypatch):
     one = play("fedhm", **how)
     monkeypatch.setattr("sparing.parts.lowrank.handed", lambda m: True)
     other = play("fedhm", **how)
-    assert other.model_sha256 == one.model_sha256
+    for name, x in one.model.items():
+        assert torch.allclose(other.model[name], x, rtol=1e-3, atol=1e-5), name
     for name in ("approximation_error", "factor_norm/dense", "fallbacks"):
         assert other.metric(name) == pytest.approx(one.metric(name), rel=1e-5)
 

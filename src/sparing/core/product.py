@@ -62,9 +62,7 @@ class Product(Tensor):
         """The same for each client, `[K]`."""
         if self.peak_K is not None:
             return self.peak_K
-        left, right = (
-            torch.linalg.vector_norm(x.flatten(1), math.inf, dim=1).double() for x in (self.left, self.right)
-        )
+        left, right = (torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).double() for x in (self.left, self.right))
         return left * right * self.left.shape[1] + self.base_at_most()
 
     def base_at_most(self) -> Tensor | float:

@@ -11,6 +11,7 @@ small matrices, which takes the host less time; where all are small, both go on 
     tensor([[3., 2.]])
 """
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -46,10 +47,17 @@ class Svd(NamedTuple):
     v: Tensor  # [L, columns, r]
 
 
-class Soon(NamedTuple):
-    """Decompositions of several matrices, which may be under way: whoever calls these waits."""
+class Strength(NamedTuple):
+    """How large matrices are, and in which directions; float64 on the CPU."""
 
-    values: Callable[[], list[Tensor]]  # singular values `[L, r]` on the CPU
+    energy: Tensor  # [L]
+    s: Tensor  # [L, r]
+
+
+class Soon(NamedTuple):
+    """Decompositions of several stacks of matrices, which may be under way: whoever calls these waits."""
+
+    strengths: Callable[[], list[Strength]]
     svds: Callable[[], list[Svd]]
 
 
@@ -93,36 +101,44 @@ def exact_each(matrices: list[Tensor], ranks: list[int]) -> list[Svd]:
 def exact_soon(matrices: list[Tensor], ranks: list[int]) -> Soon:
     """The same of small matrices, while the device and this thread of its host go on."""
     tall = [upright(m) for m in matrices]
-    sides = [x.shape[2] for x in tall]
+    shapes = [(len(x), x.shape[2], x.shape[2]) for x in tall]
     coming = fetched(torch.cat([squared(x.mT).flatten() for x in tall]))
 
-    def solved() -> tuple[list[Tensor], list[Tensor]]:
+    def solved() -> list[tuple[Strength, list[Tensor]]]:
+        parts = coming().split([math.prod(shape) for shape in shapes])
         with torch.no_grad(), intra_op(1):
-            parts = coming().split([len(x) * side * side for x, side in zip(tall, sides, strict=True)])
-            found = [torch.linalg.eigh(part.view(-1, side, side)) for part, side in zip(parts, sides, strict=True)]
-        values, vectors = zip(*[(s.flip(1), v.flip(2)) for s, v in found], strict=True)
-        values = [s[:, :rank].clamp(min=0).sqrt() for s, rank in zip(values, ranks, strict=True)]
-        return values, [v[:, :, :rank] for v, rank in zip(vectors, ranks, strict=True)]
+            return [resolved(part.view(shape), rank) for part, shape, rank in zip(parts, shapes, ranks, strict=True)]
 
     under_way = ASIDE.submit(solved)
 
     def svds() -> list[Svd]:
-        right = moved(under_way.result()[1], matrices[0].device)
-        return [finished(*one) for one in zip(matrices, tall, right, strict=True)]
+        there = iter(moved([x for _, thin in under_way.result() for x in thin], matrices[0].device))
+        return [sided(m, x @ over, s, v) for m, x, s, v, over in zip(matrices, tall, there, there, there, strict=True)]
 
-    return Soon(lambda: under_way.result()[0], svds)
+    return Soon(lambda: [strength for strength, _ in under_way.result()], svds)
 
 
-def known(found: list[Svd]) -> Soon:
-    """Those that are there already, whose values are on their way to the host."""
-    sizes = [x.s.shape for x in found]
-    coming = fetched(torch.cat([x.s.flatten() for x in found]) if found else torch.zeros(0))
+def resolved(gram: Tensor, rank: int) -> tuple[Strength, list[Tensor]]:
+    """Of x^T x: how strong x is; its singular values s, its right vectors v, and v / s, of which x makes the left."""
+    squares, vectors = torch.linalg.eigh(gram)
+    squares, v = squares.flip(1).clamp(min=0), vectors.flip(2)[:, :, :rank]
+    s = squares[:, :rank].sqrt()
+    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
+    return Strength(squares.sum(1), s), [s, v, v / s.masked_fill(s == 0, torch.inf)[:, None]]
 
-    def values() -> list[Tensor]:
-        parts = coming().split([size.numel() for size in sizes])
-        return [part.view(size) for part, size in zip(parts, sizes, strict=True)]
 
-    return Soon(values, lambda: found)
+def known(matrices: list[Tensor], found: list[Svd]) -> Soon:
+    """Those that are there already; how strong they are is on its way to the host."""
+    told = [x for m, one in zip(matrices, found, strict=True) for x in (energy(m), one.s.double())]
+    shapes = [x.shape for x in told]
+    coming = fetched(torch.cat([x.flatten() for x in told]) if told else torch.zeros(0))
+
+    def strengths() -> list[Strength]:
+        parts = coming().split([shape.numel() for shape in shapes])
+        there = iter(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        return [Strength(size, s) for size, s in zip(there, there, strict=True)]
+
+    return Soon(strengths, lambda: found)
 
 
 def upright(m: Tensor) -> Tensor:
@@ -136,6 +152,10 @@ def finished(m: Tensor, x: Tensor, v: Tensor) -> Svd:
     s = torch.linalg.vector_norm(u, dim=1)
     none = s <= TINY * s[:, :1]
     u, s = u / s.masked_fill(none, torch.inf)[:, None], s.masked_fill(none, 0.0)
+    return sided(m, u, s, v)
+
+
+def sided(m: Tensor, u: Tensor, s: Tensor, v: Tensor) -> Svd:
     u, v = (v, u) if m.shape[1] < m.shape[2] else (u, v)
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
 

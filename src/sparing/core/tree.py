@@ -58,13 +58,13 @@ class Awaited(Mapping[str, Tensor]):
     """
 
     def __init__(self, come: Callable[[], Tree]):
-        self.come: Callable[[], Tree] | None = come
+        self.come = come
 
     @cached_property
     def tree(self) -> Tree:
-        come, self.come = self.come, None  # what it holds is not needed any more
-        assert come is not None
-        return come()
+        tree = self.come()
+        del self.come  # and what it holds
+        return tree
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tree[name]

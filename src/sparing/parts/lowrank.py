@@ -27,7 +27,7 @@ from sparing.core.factors import sides as sides_of
 from sparing.core.keys import Ctx, hashes, uniforms
 from sparing.core.later import doubt
 from sparing.core.protocols import Fit, Report
-from sparing.core.svd import PROBES, Soon, anew, decomposed, energy, exact_each, exact_soon, handed, known
+from sparing.core.svd import PROBES, Soon, anew, decomposed, exact_each, exact_soon, handed, known
 from sparing.core.tree import Awaited, Kept, Layout, Tree, tied_of
 
 FULL = {18: 3, 34: 15, 50: 10}
@@ -57,12 +57,12 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         report: Report = {}
         if layers:
 
-            def judge(sizes: Tensor) -> None:
-                rows = zip(groups.values(), soon.values(), strict=True)
-                values = {name: x[i] for names, x in rows for i, name in enumerate(names)}
-                report.update(quality(least, sizes, values) | {"fallbacks": float(fallbacks)})
+            def judge(_: Tensor) -> None:
+                told = zip(groups.values(), soon.strengths(), strict=True)
+                found = {name: (float(x.energy[i]), x.s[i]) for names, x in told for i, name in enumerate(names)}
+                report.update(quality(least, found) | {"fallbacks": float(fallbacks)})
 
-            doubt(ctx.doubts, torch.cat([energy(model[name].flatten(2)) for name in least]), judge)
+            doubt(ctx.doubts, torch.zeros(0), judge)
         return cut(soon), report
 
     def cut(soon: Soon) -> Kept:
@@ -81,7 +81,8 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
 
     def spectra(model: Tree, old: Kept, ctx: Ctx | None) -> tuple[Soon, int]:
         """One decomposition for all ranks; matrices of one shape go together."""
-        matrices = [torch.cat([matrix_of(model[name]) for name in names]) for names in groups.values()]
+        alike = [[matrix_of(model[name]) for name in names] for names in groups.values()]
+        matrices = [torch.cat(some) if len(some) > 1 else some[0] for some in alike]
         matrices = [m if m.dtype == torch.float64 else m.float() for m in matrices]
         if matrices and all(map(handed, matrices)):
             return exact_soon(matrices, [rank for _, _, rank in groups]), 0
@@ -96,7 +97,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
                 found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
                 fallbacks += missed
             svds.append(found)
-        return known(svds), fallbacks
+        return known(matrices, svds), fallbacks
 
     def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
         out: Tree = {}
@@ -246,16 +247,16 @@ def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Ten
     return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
 
 
-def quality(ranks: dict[str, int], sizes: Tensor, values: Tree) -> Report:
+def quality(ranks: dict[str, int], found: dict[str, tuple[float, Tensor]]) -> Report:
     """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors.
 
-    `sizes` are the energies of the layers, `values` their singular values.
+    Of each layer its energy and its singular values were found.
     """
     report: Report = {}
     missed, whole = 0.0, 0.0
-    for (name, rank), size in zip(ranks.items(), sizes.tolist(), strict=True):
-        part = values[name][:rank].double()
-        caught, root = float(part.square().sum()), float(part.sum())
+    for name, rank in ranks.items():
+        size, s = found[name]
+        caught, root = float(s[:rank].square().sum()), float(s[:rank].sum())
         gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
         report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
         report[f"factor_norm/{layer}"] = root**0.5
