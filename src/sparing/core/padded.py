@@ -33,6 +33,7 @@ def own_sizes_later(method: Method, parcel: Parcel, ctx: Ctx) -> Later:
         shapes = [fit.layouts[size].shapes for size in present.tolist()]
         values = [tuple(math.prod(some[name]) * n for name, n in width.items()) for some in shapes]
         each = [plain_sizes(one, notes, 1) for one in values]
-        return {kind: torch.cat([one[kind] for one in each])[which_K] for kind in each[0]}
+        table = torch.tensor([[int(x) for x in one.values()] for one in each])
+        return dict(zip(each[0], table[which_K].unbind(1), strict=True))
 
     return found
