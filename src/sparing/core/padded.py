@@ -15,9 +15,8 @@ def joins(method: Method) -> bool:
     """Whether this method may go so: nothing in it looks at the entries or shapes of what travels."""
     if method.fit is None or not method.fit.room:
         return False
-    whole = method.share.within and method.share.own == method.share.private
     looked = method.up or method.down or method.memory or method.layout.extra or method.local.second
-    return whole and not looked
+    return method.share.whole and not looked
 
 
 def own_sizes_later(method: Method, parcel: Parcel, ctx: Ctx) -> Later:

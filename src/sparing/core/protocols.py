@@ -37,6 +37,7 @@ class Share(NamedTuple):
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
     look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
     within: bool = False  # what goes up of a tensor lies within what came down of it
+    whole: bool = False  # every tensor travels whole or not at all, whatever its shape
 
 
 class View(NamedTuple):
