@@ -4,7 +4,7 @@ CIFAR-100's 50,000 training images shared out evenly to 1,000 clients, 50 of the
 SGD; the network of pfl's CIFAR-10 benchmark with 100 classes. The seconds are those of `sparing.run` with all its
 preparations; the global model is judged on the official test images every ten rounds.
 
-    python benchmarks/long.py [--rounds 1500] [--precisions bf16 tf32 float32] [--seeds 1] [--lr 0.1] [--device cuda]
+    python benchmarks/long.py [--rounds 1500] [--precisions bf16 tf32 float32] [--seeds 0 1 2] [--plan path=loop]
 """
 
 import argparse
@@ -13,6 +13,7 @@ import statistics
 import time
 
 import torch
+import yaml
 from peers.shapes import cnn
 from torch import nn
 
@@ -37,15 +38,16 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--rounds", type=int, default=1500)
     options.add_argument("--precisions", nargs="*", default=["bf16", "tf32", "float32"])
-    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--seeds", type=int, nargs="*", default=[0])
+    options.add_argument("--plan", nargs="*", default=[], metavar="KEY=VALUE")
     options.add_argument("--lr", type=float, default=0.1)
     options.add_argument("--device", default="cuda")
     args = options.parse_args()
     print("| precision | rounds | seconds, all in | accuracy |\n|---|---|---|---|", flush=True)
-    images = task()
+    images, plan = task(), {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.plan)}
     for precision in args.precisions if args.device == "cuda" else ["float32"]:
         seconds, scores = [], []
-        for seed in range(args.seeds):
+        for seed in args.seeds:
             began = time.perf_counter()
             result = sparing.run(
                 images,
@@ -55,7 +57,7 @@ def main() -> None:
                 local={"epochs": 1, "batch": 10, "lr": args.lr},
                 seed=seed,
                 device=args.device,
-                plan={"precision": precision} if args.device == "cuda" else {},
+                plan=plan | ({"precision": precision} if args.device == "cuda" else {}),
                 evaluate={"every": 10, "who": ["global"]},
             )
             seconds.append(time.perf_counter() - began)
@@ -63,7 +65,7 @@ def main() -> None:
         cells = (f"{statistics.mean(xs):.1f} ± {statistics.pstdev(xs):.1f}" for xs in (seconds, scores))
         print("| " + " | ".join((precision, str(args.rounds), *cells)) + " |", flush=True)
     where = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
-    print(f"\n{where}, torch {torch.__version__}, {args.seeds} seeds")
+    print(f"\n{where}, torch {torch.__version__}, seeds {args.seeds}, {' '.join(args.plan)}")
 
 
 if __name__ == "__main__":

@@ -294,30 +294,45 @@ def test_memory_grows_with_the_clients_written():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "host"])
 def test_rows_on_a_gpu(kind, tmp_path):
-    bank = open_bank(TEMPLATE, CLIENTS, "cuda", tmp_path / "s" if kind == "disk" else None)
-    bank.write(torch.tensor([3, 1], device="cuda"), {name: x.cuda() for name, x in rows_of([5, 6]).items()})
+    home = "cpu" if kind == "host" else None
+    bank = open_bank(TEMPLATE, CLIENTS, "cuda", tmp_path / "s" if kind == "disk" else None, home)
+    rows = {name: x.cuda() for name, x in rows_of([5, 6]).items()}
+    bank.write(torch.tensor([3, 1], device="cuda"), rows)
+    for x in rows.values():
+        x.zero_()  # the caller's again
     got = bank.read(torch.tensor([1, 2, 3]))
     assert all(x.is_cuda for x in got.values())
     want = expected({3: 5, 1: 6}, [1, 2, 3])
     assert all(torch.equal(got[name].cpu(), want[name]) for name in want)
+    bank.write(torch.tensor([2, 3]), {name: x.cuda() for name, x in rows_of([7, 8]).items()})
+    again = open_bank(TEMPLATE, CLIENTS, "cuda", tmp_path / "t" if kind == "disk" else None, home)
+    if kind != "disk":  # whose records stay in its file
+        again.restore(bank.state())
+        want = expected({1: 6, 2: 7, 3: 8}, [1, 2, 3])
+        got = again.read(torch.tensor([1, 2, 3]))
+        assert all(torch.equal(got[name].cpu(), want[name]) for name in want)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_mixtures_on_a_gpu_have_the_same_bits():
     wide = FLOATS | {"wide": torch.zeros(1, 70, 33)}
-    here, there = MemoryBank(wide, 200), MemoryBank(wide, 200, "cuda")
+    here, *others = MemoryBank(wide, 200), MemoryBank(wide, 200, "cuda"), MemoryBank(wide, 200, "cuda", "cpu")
     rows = {name: torch.randn(150, *x.shape[1:]) for name, x in wide.items()}
     ids = torch.randperm(200)[:150]
     here.write(ids, rows)
-    there.write(ids, {name: x.cuda() for name, x in rows.items()})
+    for there in others:
+        there.write(ids, {name: x.cuda() for name, x in rows.items()})
     weight = torch.rand(20, 200, dtype=torch.float64)
     weight[weight < 0.6] = 0
-    wanted, got = here.mix(torch.arange(200), weight), there.mix(torch.arange(200), weight)
-    for name, x in wanted.items():
-        assert torch.equal(got[name].cpu(), x)
+    wanted = here.mix(torch.arange(200), weight)
+    for there in others:
+        got = there.mix(torch.arange(200), weight)
+        for name, x in wanted.items():
+            assert got[name].is_cuda
+            assert torch.equal(got[name].cpu(), x)
 
 
 def test_ids_changed_in_place_are_read_anew():

@@ -25,9 +25,9 @@ def task() -> sparing.Task:
     return sparing.Task(net, Clients(x, y, count.cumsum(0) - count, count), test=(x, y))
 
 
-def run(device: str, lr: float = 0.05, **more):
+def run(device: str, lr: float = 0.05, method: str = "fedavg", **more):
     local = {"epochs": 1, "batch": 4, "lr": lr}
-    return sparing.run(task(), "fedavg", rounds=7, sample=4, local=local, device=device, **more)
+    return sparing.run(task(), method, rounds=7, sample=4, local=local, device=device, **more)
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
@@ -38,6 +38,16 @@ def test_every_round_is_told_as_on_the_cpu(every, tmp_path):
         assert (a.up_bytes, a.down_bytes) == (b.up_bytes, b.down_bytes)
         assert a.train_loss == pytest.approx(b.train_loss, rel=1e-3)
     assert gpu.accuracy == pytest.approx(cpu.accuracy, abs=0.03)
+
+
+@pytest.mark.parametrize("method", ["psfed", "pfedsim", "topk+memory"])
+def test_where_clients_state_lives_makes_no_difference(method, tmp_path):
+    found = {
+        bank: run("cuda", method=method, plan={"bank": bank}, out=tmp_path / bank)
+        for bank in ("memory", "host", "file")
+    }
+    assert len({result.model_sha256 for result in found.values()}) == 1
+    assert len({result.up_bytes for result in found.values()}) == 1
 
 
 def test_a_loss_that_is_no_number_stops_the_run_with_the_client_s_name():

@@ -388,6 +388,7 @@ MISTAKES = {
     "plan.memory is 200kB, but the models and updates of 2 at once take": {"memory": "200kB", "threads": 2},
     "plan.precision is bf16, which is for CUDA, but the device is cpu; drop it": {"precision": "bf16"},
     "plan.graph is true, which is for CUDA, but the device is cpu; drop it": {"graph": True},
+    "plan.bank is host, which is for CUDA, but the device is cpu; drop it": {"bank": "host"},
     "plan.precision: input should be 'float32', 'tf32' or 'bf16'": {"precision": "half"},
     "chunk is true, which no key can be": {"chunk": True},
 }

@@ -5,6 +5,7 @@ tensor([25.,  3.,  1.], dtype=torch.float64)
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from sparing.core.gpu import ready
 from sparing.core.parcel import cleared
 from sparing.core.product import Product, formed
 from sparing.core.reduce import total
-from sparing.core.tree import abreast, flat
+from sparing.core.tree import abreast
 
 BLOCK = 1 << 22
 """Entries that are looked at at once."""
@@ -53,25 +54,26 @@ def in_kernels(terms: list[Term], k: int, planes: int) -> Tensor:
     """All terms side by side, in one launch, then all of their blocks together."""
     from sparing.core.gpu.sums import block_products
 
-    shapes, gaps = [term.x.shape[1:] for term in terms], (0.0, 0.0, 0.0, True)
-    given = [joined([term[i] for term in terms], shapes, k, gap) for i, gap in enumerate(gaps)]
+    shapes = [term.x.shape[1:] for term in terms]
+    xs, shifts, others, masks = zip(*terms, strict=True)
+    x = joined(xs, shapes, 0.0)
+    other = x if all(a is b for a, b in zip(xs, others, strict=True)) else joined(others, shapes, 0.0)
+    given = [x, joined(shifts, shapes, 0.0), other, joined(masks, shapes, True)]
     sums = block_products(given, k, tuple(map(math.prod, shapes)))
     return total(sums.flatten(0, 2)).view(planes, k, len(terms))
 
 
-def joined(parts: list[Tensor | None], shapes: list[torch.Size], k: int, gap: float) -> Tensor | None:
+def joined(parts: Sequence[Tensor | None], shapes: list[torch.Size], gap: float) -> Tensor | None:
     """Tensors side by side in a row for each client, or in one for all; `gap` stands for a missing one."""
-    there = [None if x is None else rows(x) for x in parts]
-    some = [x for x in there if x is not None]
+    some = [rows(x) for x in parts if x is not None]
     if not some:
         return None
-    fill = torch.full((1,), gap, dtype=some[0].dtype, device=some[0].device) if len(some) < len(parts) else some[0]
-    every = [
-        flat((fill.view(1, *[1] * len(shape)) if x is None else x).expand(-1, *shape))
-        for x, shape in zip(there, shapes, strict=True)
-    ]
-    most = max(map(len, every))
-    return abreast([x.expand(most, -1) for x in every])
+    most = max(x.shape[0] for x in some)
+    if len(some) < len(parts):
+        fill, there = torch.full((1,), gap, dtype=some[0].dtype, device=some[0].device), iter(some)
+        some = [fill.view(1, *[1] * len(n)) if x is None else next(there) for x, n in zip(parts, shapes, strict=True)]
+    whole = [(most, *shape) for shape in shapes]
+    return abreast([x if x.shape == n else x.expand(n) for x, n in zip(some, whole, strict=True)])
 
 
 def rows(x: Tensor, at: slice = ALL) -> Tensor:

@@ -111,13 +111,25 @@ def largest_of_each(x: Tensor, lengths: tuple[int, ...], k_KS: Tensor) -> Tensor
     tensor([[ True,  True, False, False]])
     """
     if ready(x) and x.dtype == torch.float32:
-        from sparing.core.gpu import select
-
-        return select.largest(x, lengths, k_KS)
+        return kept_of_each(x, lengths, k_KS)[0]
     if len(lengths) == 1:
         return largest(x, k_KS[:, 0])
     parts = zip(x.split(lengths, dim=1), k_KS.unbind(1), strict=True)
     return torch.cat([largest(part, k_K) for part, k_K in parts], dim=1)
+
+
+def kept_of_each(x: Tensor, lengths: tuple[int, ...], k_KS: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, and x with zeros in place of all others.
+
+    >>> kept_of_each(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), (1, 3), torch.tensor([[1, 1]]))[1]
+    tensor([[ 1., -3.,  0.,  0.]])
+    """
+    if ready(x) and x.dtype == torch.float32:
+        from sparing.core.gpu import select
+
+        return select.largest(x, lengths, k_KS)
+    mask = largest_of_each(x, lengths, k_KS)
+    return mask, torch.where(mask, x, 0)
 
 
 def places_of_largest(row: Tensor, k: int) -> Tensor:

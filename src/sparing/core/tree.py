@@ -89,19 +89,32 @@ def since(tree: Trained, name: str, base: Tensor | int) -> Tensor:
 
 
 def abreast(parts: Sequence[Tensor]) -> Tensor:
-    """Rows `[K, a]`, `[K, b]`, ... as `[K, a + b + ...]`: not copied where they stand so already.
+    """Leaves `[K, ...]` side by side in rows, `[K, n]`: not copied where they stand so already.
 
-    >>> whole = torch.arange(6).view(2, 3)
-    >>> abreast([whole[:, :1], whole[:, 1:]]).data_ptr() == whole.data_ptr()
+    >>> whole = torch.arange(10).view(2, 5)
+    >>> abreast([whole[:, :1], whole[:, 1:].view(2, 2, 2)]).data_ptr() == whole.data_ptr()
     True
     """
-    first, at, wide = parts[0], parts[0].storage_offset(), sum(x.shape[1] for x in parts)
-    for x in parts:
-        same = x.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not same or x.stride() != (wide, 1) or x.storage_offset() != at or len(x) != len(first):
-            return torch.cat(list(parts), 1)
-        at += x.shape[1]
-    return first.as_strided((len(first), wide), (wide, 1))
+    sizes = [math.prod(x.shape[1:]) for x in parts]
+    first, wide, k = parts[0], sum(sizes), parts[0].shape[0]
+    at, item = first.data_ptr(), first.element_size()
+    end = item * (first.storage_offset() + k * wide)
+    standing = sizes[0] > 0 and end <= first.untyped_storage().nbytes()
+    for x, size in zip(parts, sizes, strict=True):
+        if not standing or (x.data_ptr(), x.dtype, x.shape[0]) != (at, first.dtype, k) or not in_rows(x, wide):
+            return torch.cat([flat(x) for x in parts], 1)
+        at += item * size
+    return first.as_strided((k, wide), (wide, 1))
+
+
+def in_rows(x: Tensor, wide: int) -> bool:
+    """Whether the entries of each row lie side by side, and rows `wide` apart."""
+    steps, after = x.stride(), 1
+    for n, step in zip(reversed(x.shape[1:]), reversed(steps[1:]), strict=True):
+        if n != 1 and step != after:
+            return False
+        after *= n
+    return steps[0] == wide or x.shape[0] == 1
 
 
 class Kind(NamedTuple):

@@ -13,8 +13,9 @@ from sparing.core.errors import ConfigError, check_range
 from sparing.core.gpu import brought, ready
 from sparing.core.keys import Ctx, hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
+from sparing.core.product import formed
 from sparing.core.protocols import Codec, View
-from sparing.core.reduce import largest_of_each, total
+from sparing.core.reduce import kept_of_each, total
 from sparing.core.tree import Layout, Tree, abreast, column, flat
 
 log = logging.getLogger("sparing")
@@ -40,16 +41,16 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         leaves = dict(parcel.leaves)
         for names in groups(chosen, over):
             some = [chosen[name] for name in names]
-            rows = [flat(leaf.value) for leaf in some]
-            values, widths = abreast(rows), [row.shape[1] for row in rows]
+            values, widths = abreast(formed([x.value for x in some])), [math.prod(x.value.shape[1:]) for x in some]
             stretches = (sum(widths),) if over == "model" else tuple(widths)
             if mode == "exact" and all(leaf.scope is None for leaf in some):
                 k = brought(tuple(share_of_number(n, ratio) for n in stretches), values.device)
-                mask = largest_of_each(values, stretches, k.expand(len(values), -1))
+                mask, sent = kept_of_each(values, stretches, k.expand(len(values), -1))
             else:
                 size = entries(some)
-                mask = pick(values, stretches, size.sum(dim=1, keepdim=True) if over == "model" else size, ratio)
-            sent = zip(cleared(values, mask).split(widths, dim=1), mask.split(widths, dim=1), strict=True)
+                size = size.sum(dim=1, keepdim=True) if over == "model" else size
+                mask, sent = pick(values, stretches, size, ratio)
+            sent = zip(sent.split(widths, dim=1), mask.split(widths, dim=1), strict=True)
             for name, leaf, (value, keep) in zip(names, some, sent, strict=True):
                 value, keep = value.reshape(leaf.value.shape).to(leaf.value.dtype), keep.reshape(leaf.value.shape)
                 leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, keep))
@@ -157,14 +158,19 @@ def share_of_number(size: int, ratio: float) -> int:
     return min(max(math.ceil(size * ratio * (1 - 2.0**-50)), 1), size)
 
 
-def largest_share(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Tensor:
-    return largest_of_each(values, stretches, share_of(size, ratio).expand(len(values), -1))
+Kept = tuple[Tensor, Tensor]
+"""Which entries are sent, and these, with zeros for the others."""
 
 
-def above_quantile(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Tensor:
+def largest_share(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Kept:
+    return kept_of_each(values, stretches, share_of(size, ratio).expand(len(values), -1))
+
+
+def above_quantile(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Kept:
     """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never, NaN always."""
     parts = zip(values.split(stretches, dim=1), size.unbind(1), strict=True)
-    return torch.cat([above_quantile_of(part, size_K, ratio) for part, size_K in parts], dim=1)
+    mask = torch.cat([above_quantile_of(part, size_K, ratio) for part, size_K in parts], dim=1)
+    return mask, cleared(values, mask)
 
 
 def above_quantile_of(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:

@@ -217,7 +217,8 @@ def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: S
     terms = [term._replace(other=term.x) for term in apart(blended.update, aims, inside)]
     d, _, size = products(terms, 1)[:, 0]
     weight, p = blended.weight / blended.weight.sum(), entries(blended.update, aims, d)
-    w2 = total(weight.square()[None])
+    away = blended.seen.get("away", weight.new_empty(len(weight), 0))
+    w2, q = total(torch.cat([weight.square()[None], (weight[:, None] * away).T])).split((1, away.shape[1]))
     known = (p > 2) & ~(d <= NOTHING * size) & (w2 < 1)
     if s.target == "ema":
         known &= state["rounds"] > 0
@@ -226,7 +227,6 @@ def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: S
     if s.estimator == "literal":
         c, noise = 1 - (p - 2) * (d / p) / d, torch.ones_like(d)
     else:
-        q = total((weight[:, None] * blended.seen["away"]).T)
         q = q + (d - size) if s.target == "uniform" else q  # the clients were compared with zero
         f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
         noise = f * (w2 / (1 - w2)) * (q / d - 1).clamp(min=0.0)

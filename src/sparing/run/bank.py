@@ -2,7 +2,8 @@
 
 A client's state is one row of a Tree. A bank is made from the row of a client never met (the template, leaves
 `[1, ...]`) and hands out rows `[K, ...]`; only clients that were written take space. `MemoryBank` keeps the rows on
-a device, `SlotBank` (in `slots`) in a file. Both take part in a checkpoint in the same three steps:
+a device, or in the memory of its host, `SlotBank` (in `slots`) in a file. Both take part in a checkpoint in the same
+three steps:
 
     saved = bank.state()          # tensors for the checkpoint file
     save(path, saved, meta)       # durably in place ...
@@ -14,6 +15,7 @@ a device, `SlotBank` (in `slots`) in a file. Both take part in a checkpoint in t
     [[1.0, 1.0], [0.0, 0.0]]
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import CheckpointError, MethodError
-from sparing.core.gpu import ready
+from sparing.core.gpu import fetched, ready
 from sparing.core.tree import Tree, prefixed, under
 
 
@@ -54,35 +56,58 @@ class Bank(Protocol):
     def close(self) -> None: ...
 
 
-def open_bank(template: Tree, clients: int, device: torch.device | str = "cpu", path: str | Path | None = None) -> Bank:
-    """Rows in the slot file `path`, or in the memory of `device` where no path is given; read onto `device`."""
+def open_bank(
+    template: Tree,
+    clients: int,
+    device: torch.device | str = "cpu",
+    path: str | Path | None = None,
+    home: str | None = None,
+) -> Bank:
+    """Rows in the slot file `path`, or in the memory of `home`, else of `device`; read onto `device`."""
     if path is None:
-        return MemoryBank(template, clients, device)
+        return MemoryBank(template, clients, device, home)
     from sparing.run.slots import SlotBank  # needs POSIX files, which a run in memory does not
 
     return SlotBank(path, template, clients, device)
 
 
 class MemoryBank:
-    """Rows in arrays that grow on a device. Row 0 is the template, so client -> row 0 means never written."""
+    """Rows in arrays that grow, on the device that reads them or, where they are too many for it, at `home`.
 
-    def __init__(self, template: Tree, clients: int, device: torch.device | str = "cpu"):
+    Row 0 is the template, so client -> row 0 means never written. Rows on their way home are waited for by whoever
+    asks for some next, so that the device goes on meanwhile.
+    """
+
+    def __init__(
+        self, template: Tree, clients: int, device: torch.device | str = "cpu", home: torch.device | str | None = None
+    ):
         self.template = checked_template(template)
         self.clients = clients
         self.device = torch.device(device)
+        self.home = self.device if home is None else torch.device(home)
         self.clear()
 
     def clear(self) -> None:
         self.row_of = np.zeros(self.clients, np.int64)  # pages of zeros: no memory until a client is written
         self.used = 1
-        self.rows = {name: x.to(self.device, copy=True) for name, x in self.template.items()}
+        self.rows = {name: x.to(self.home, copy=True) for name, x in self.template.items()}
         self.asked: tuple[Tensor, int, np.ndarray] | None = None
+        self.coming: list[tuple[Tensor, Tensor, Callable[[], Tensor]]] = []  # rows, which of them, their new values
 
     def read(self, ids: Tensor) -> Tree:
         if not self.template:
             return {}
+        self.settle()
         index = self.index(self.who(ids))
-        return {name: x.index_select(0, index) for name, x in self.rows.items()}
+        if self.home == self.device:
+            return {name: x.index_select(0, index) for name, x in self.rows.items()}
+        return {name: sent(x, index, self.device) for name, x in self.rows.items()}
+
+    def settle(self) -> None:
+        """All that is coming is put where it belongs."""
+        for rows, index, values in self.coming:
+            rows.index_copy_(0, index, values())
+        self.coming = []
 
     def who(self, ids: Tensor) -> np.ndarray:
         """These clients, checked; who is read is soon written, and then the device is not waited for again."""
@@ -91,22 +116,27 @@ class MemoryBank:
         return self.asked[2]
 
     def index(self, client: np.ndarray) -> Tensor:
-        return torch.from_numpy(self.row_of[client]).to(self.device, non_blocking=True)
+        return torch.from_numpy(self.row_of[client]).to(self.home, non_blocking=True)
 
     def write(self, ids: Tensor, rows: Tree) -> None:
         if not self.template and not rows:
             return
         client = self.who(ids)
         rows = checked_rows(rows, self.template, len(client))
+        self.settle()
         new = client[self.row_of[client] == 0]
         self.grow(self.used + len(new))
         self.row_of[new] = np.arange(self.used, self.used + len(new))
         self.used += len(new)
         index = self.index(client)
         for name, x in rows.items():
-            self.rows[name].index_copy_(0, index, x.to(self.device))
+            if x.is_cuda and self.home.type == "cpu":
+                self.coming.append((self.rows[name], index, fetched(x)))
+            else:
+                self.rows[name].index_copy_(0, index, x.to(self.home))
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
+        self.settle()
         client = checked_ids(ids, self.clients)
         if self.rows and all(ready(x) and x.dtype == torch.float32 for x in self.rows.values()):
             from sparing.core.gpu.mixtures import mixed
@@ -114,14 +144,12 @@ class MemoryBank:
             index, weight = self.index(client), weight.float().to(self.device, non_blocking=True)
             return {name: mixed(x, index, weight) for name, x in self.rows.items()}
         index = self.row_of[client].tolist()
-        out = {
-            n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=self.device) for n, x in self.rows.items()
-        }
+        out = {n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=self.home) for n, x in self.rows.items()}
         for k, row in enumerate(weight.double().cpu()):
             for m in row.nonzero()[:, 0].tolist():
                 for name, x in out.items():
                     x[k].add_(self.rows[name][index[m]], alpha=float(row[m]))
-        return out
+        return {name: x.to(self.device) for name, x in out.items()}
 
     def grow(self, need: int) -> None:
         have = next(iter(self.rows.values())).shape[0]
@@ -137,6 +165,7 @@ class MemoryBank:
         """The written rows, as views of the bank, and whose they are."""
         if not self.template:
             return {}
+        self.settle()
         ids = np.flatnonzero(self.row_of)
         ids = ids[np.argsort(self.row_of[ids])]
         return {"ids": torch.from_numpy(ids)} | prefixed("rows", {n: x[1 : self.used] for n, x in self.rows.items()})
@@ -154,6 +183,15 @@ class MemoryBank:
 
     def close(self) -> None:
         self.clear()
+
+
+def sent(x: Tensor, index: Tensor, device: torch.device) -> Tensor:
+    """Rows of a tensor on the host, on their way to a device: gathered where it can fetch them by itself."""
+    if device.type != "cuda":
+        return x.index_select(0, index).to(device)
+    some = torch.empty(len(index), *x.shape[1:], dtype=x.dtype, pin_memory=True)
+    torch.index_select(x, 0, index, out=some)
+    return some.to(device, non_blocking=True)
 
 
 def checked_template(template: Tree) -> Tree:

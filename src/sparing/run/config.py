@@ -161,7 +161,7 @@ class PlanSection(Section):
     path: Literal["auto", "loop", "stacked", "implicit"] = "auto"
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
-    bank: Literal["auto", "memory", "file"] = "auto"
+    bank: Literal["auto", "memory", "host", "file"] = "auto"
     parcels: Literal["forgotten", "kept"] = "forgotten"  # kept as files, for `sparing wire`, by the debug engine
     memory: PositiveInt | str = "auto"  # bytes of client models and updates in flight, such as 500MB
     precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local training on CUDA; never chosen by itself

@@ -27,7 +27,7 @@ from sparing.task.local import PATHS, default_path
 MEMORY = 1 << 30  # bytes of client models and updates in flight, where the study does not say; a quarter of a GPU
 COPIES = 8  # of a client's model and state: start, after, update, gradient, masks, codecs; twice that if rotated
 CHUNKS = {"stacked": 16, "implicit": 32}  # clients at once on a CPU: weights that are formed should stay in its caches
-BANK = 2 << 30  # bytes of client state that may live in memory; a quarter of a GPU's
+BANK = 2 << 30  # bytes of client state that may live in memory; with a GPU a quarter of its own, then of its host's
 LONG = 20.0  # seconds of training, roughly, from which on measuring pays
 SHARE, LEAST, MOST = 0.02, 1.0, 10.0  # of that, and seconds, that measuring may take
 BUSY = 1.5  # processes waiting for a core, from which on nothing is measured
@@ -82,22 +82,29 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
             f"plan.graph is true, but this training cannot be recorded, or comes out differently (path {way.path}): it "
             "takes path stacked and SGD without prox, correction or kept velocities; drop it"
         )
-    bank = plan.bank
-    if bank == "auto":
-        each = bytes_of(first_client(job.method, job.initial)) + bytes_of(first_row(job.method, job.initial))
-        room = torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else BANK
-        bank = "file" if each * len(job.task) > room else "memory"
+    bank = settle_bank(job, device) if plan.bank == "auto" else plan.bank
     settled = plan.model_copy(update={**way._asdict(), "bank": bank, "graph": graph})
     return Settled(settled, how, why, speeds, client_bytes(way.path, job), memory_of(plan, device))
+
+
+def settle_bank(job: Job, device: torch.device) -> str:
+    """The fastest place that has room for every client's state."""
+    each = bytes_of(first_client(job.method, job.initial)) + bytes_of(first_row(job.method, job.initial))
+    whole = each * len(job.task)
+    if device.type == "cpu":
+        return "memory" if whole <= BANK else "file"
+    if whole <= torch.cuda.get_device_properties(device).total_memory // 4:
+        return "memory"
+    return "host" if whole <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 else "file"
 
 
 def refuse(plan: PlanSection, engine: str, job: Job) -> None:
     device = next(iter(job.initial.values())).device
     if plan.parcels == "kept" and engine != "debug":
         raise ConfigError(f"plan.parcels is kept, but engine {engine!r} only counts their bytes; set engine: debug")
-    for key, off in (("precision", "float32"), ("graph", False)):
+    for key, off in (("precision", ("float32",)), ("graph", (False,)), ("bank", ("memory", "file"))):
         value = getattr(plan, key)
-        if device.type != "cuda" and value not in (off, "auto"):
+        if device.type != "cuda" and value not in (*off, "auto"):
             raise ConfigError(
                 f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
             )

@@ -197,11 +197,12 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     clients, device = len(job.task), next(iter(job.initial.values())).device
     on_disk = study.plan.bank == "file"
     scratch = TemporaryDirectory(prefix="sparing-") if on_disk and folder is None else None
-    home = Path(scratch.name) if scratch else folder.path if folder else None
-    path = home / SLOTS if on_disk and home else None
-    bank = open_bank(first_client(job.method, job.initial), clients, device, path)
-    template = first_row(job.method, job.initial)
-    rows = open_bank(template, clients, device, path.with_name(SERVER_SLOTS) if path else None) if template else None
+    where = Path(scratch.name) if scratch else folder.path if folder else None
+    path = where / SLOTS if on_disk and where else None
+    home = "cpu" if study.plan.bank == "host" else None
+    bank = open_bank(first_client(job.method, job.initial), clients, device, path, home)
+    template, beside = first_row(job.method, job.initial), path.with_name(SERVER_SLOTS) if path else None
+    rows = open_bank(template, clients, device, beside, home) if template else None
     server = first_server(job.method, job.initial, clients, rows, job.gradient)
     engine = ENGINES[study.engine](job, bank)
     if study.plan.parcels == "kept":

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparing.core.keys import choose
-from sparing.core.reduce import largest, largest_of_each
+from sparing.core.reduce import kept_of_each, largest, largest_of_each
 from support import make_ctx
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -36,6 +36,8 @@ def test_the_largest_are_those_of_the_cpu(kind, k):
     plain = largest_of_each(x, LENGTHS, wanted)
     assert torch.equal(largest_of_each(x.cuda(), LENGTHS, wanted.cuda()).cpu(), plain)
     assert torch.equal(largest_of_each(x[1:2].cuda(), LENGTHS, wanted[1:2].cuda()).cpu(), plain[1:2])
+    kept = kept_of_each(x.cuda(), LENGTHS, wanted.cuda())[1].cpu()
+    assert torch.equal(kept.nan_to_num(7.0), torch.where(plain, x, 0.0).nan_to_num(7.0))
 
 
 def test_one_k_for_all_rows_and_other_numbers():

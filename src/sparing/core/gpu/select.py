@@ -13,7 +13,10 @@ from sparing.core.gpu.draws import word
 from sparing.core.gpu.stretches import blocks_of
 from sparing.core.keys import GOLDEN
 
-BLOCK = 8192
+BLOCK, TILE = 1 << 16, 1 << 12
+"""Numbers that a program looks at, and of these at once."""
+FEW = 8
+"""A digit that so small a part of a tile shares is counted one by one: a histogram takes the same time for any."""
 
 
 @triton.jit
@@ -66,7 +69,8 @@ def settled(k, length, state, hist, cell, cells, turn, WORDS: tl.constexpr):
 @triton.jit(do_not_specialize=["turn"])
 def digits_kernel(
     x, keys, k, stretch, start, stop, first, state, hist, ties, width, cells, S, B, turn,
-    LAST: tl.constexpr, GOLDEN: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr,
+    LAST: tl.constexpr, FEW: tl.constexpr, GOLDEN: tl.constexpr, WORDS: tl.constexpr,
+    BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Counts the next digit of all that share those before; after the last one, how many are equal in each block."""
     b, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
@@ -82,54 +86,70 @@ def digits_kernel(
         tl.store(at + 2, want)
         tl.store(at + 3, left)
     if undecided(prefix, shift, want, left, WORDS):
-        i = begin + tl.arange(0, BLOCK)
-        inside = i < end
-        found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
-        mine = inside & (sharing(found, shift) == prefix.to(found.dtype))
+        hist += (turn * cells + cell) * 256
+        equal = b * 0
+        for at in range(begin, tl.minimum(begin + BLOCK, end), TILE):
+            i = at + tl.arange(0, TILE)
+            inside = i < end
+            found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
+            mine = inside & (sharing(found, shift) == prefix.to(found.dtype))
+            many = tl.sum(mine.to(tl.int32), 0)
+            equal += many
+            if not LAST:
+                digit = (sharing(found, shift - 8) & 255).to(tl.int32)
+                if many * FEW < TILE:
+                    tl.atomic_add(hist + digit, 1, mask=mine, sem="relaxed")
+                else:
+                    bins = tl.arange(0, 256)
+                    count = tl.histogram(tl.where(mine, digit, 0), 256)
+                    count -= tl.where(bins == 0, TILE - many, 0)
+                    tl.atomic_add(hist + bins, count, mask=count > 0, sem="relaxed")
         if LAST:
-            tl.store(ties + row * B + b, tl.sum(mine.to(tl.int32), 0))
-        else:
-            digit = (sharing(found, shift - 8) & 255).to(tl.int32)
-            bins = tl.arange(0, 256)
-            count = tl.histogram(tl.where(mine, digit, 0), 256)
-            count -= tl.where(bins == 0, BLOCK - tl.sum(mine.to(tl.int32), 0), 0)
-            tl.atomic_add(hist + (turn * cells + cell) * 256 + bins, count, mask=count > 0)
+            tl.store(ties + row * B + b, equal)
 
 
 @triton.jit
 def mark_kernel(
-    x, keys, stretch, start, stop, first, state, ties, out, width, S, B,
-    GOLDEN: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, MANY: tl.constexpr,
+    x, keys, stretch, start, stop, first, state, ties, out, kept, width, S, B,
+    GOLDEN: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     b, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     s, begin, end = tl.load(stretch + b), tl.load(start + b), tl.load(stop + b)
     at = state + (row * S + s) * 4
     prefix, shift, want, left = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
-    i = begin + tl.arange(0, BLOCK)
-    inside = i < end
-    found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
-    digits, least = sharing(found, shift), prefix.to(found.dtype)
-    equal = inside & (digits == least)
+    some = (want > 0) & (want < left)  # of those that are equal
     before = b * 0
-    if (want > 0) & (want < left):
+    if some:
         j = tl.arange(0, MANY)
         for block in range(tl.load(first + s), b, MANY):
             before += tl.sum(tl.load(ties + row * B + block + j, mask=block + j < b, other=0), 0)
-        equal = equal & (before + tl.cumsum(equal.to(tl.int32), 0) <= want)
-    else:
-        equal = equal & (want > 0)
-    chosen = (digits > least) | equal
-    if not WORDS:
-        chosen = (chosen | ((want > 0) & (shift == 0) & (prefix == 0xFFFFFFFE))) & (found != 0)
-    tl.store((out + row * width) + i, chosen.to(tl.int8), mask=inside)
+    for at in range(begin, tl.minimum(begin + BLOCK, end), TILE):
+        i = at + tl.arange(0, TILE)
+        inside = i < end
+        found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
+        digits, least = sharing(found, shift), prefix.to(found.dtype)
+        equal = inside & (digits == least)
+        if some:
+            many = tl.sum(equal.to(tl.int32), 0)
+            equal = equal & (before + tl.cumsum(equal.to(tl.int32), 0) <= want)
+            before += many
+        else:
+            equal = equal & (want > 0)
+        chosen = (digits > least) | equal
+        if not WORDS:
+            chosen = (chosen | ((want > 0) & (shift == 0) & (prefix == 0xFFFFFFFE))) & (found != 0)
+            value = tl.load((x + row * width) + i, mask=inside, other=0.0)
+            tl.store((kept + row * width) + i, tl.where(chosen, value, 0.0), mask=inside)
+        tl.store((out + row * width) + i, chosen.to(tl.int8), mask=inside)
 
 
-def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: bool) -> Tensor:
-    """Of float32 `[K, n]`, or of words of keys `[K]`; k `[K, S]` int64."""
+def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: bool) -> tuple[Tensor, Tensor]:
+    """Of float32 `[K, n]`, also what is left of them, or of words of keys `[K]`; k `[K, S]` int64."""
     rows, width, device = len(k), sum(lengths), k.device
     out = torch.empty(rows, width, dtype=torch.bool, device=device)
+    kept = x if words else torch.empty_like(x)
     if not out.numel():
-        return out
+        return out, kept
     tables = blocks_of(lengths, BLOCK, device)
     blocks, stretches, passes = len(tables.stretch), len(lengths), 8 if words else 4
     cells = rows * stretches
@@ -137,22 +157,23 @@ def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: 
     hist = torch.zeros(passes, cells, 256, dtype=torch.int32, device=device)
     ties = torch.empty(rows, blocks, dtype=torch.int32, device=device)
     k = k.contiguous()
-    grid, how = (blocks, rows), {"GOLDEN": GOLDEN, "WORDS": words, "BLOCK": BLOCK, "num_warps": 8}
+    grid, how = (blocks, rows), {"GOLDEN": GOLDEN, "WORDS": words, "BLOCK": BLOCK, "TILE": TILE, "num_warps": 8}
     for i in range(passes + 1):
         digits_kernel[grid](
-            x, keys, k, *tables, state, hist, ties, width, cells, stretches, blocks, i, LAST=i == passes, **how
-        )
+            x, keys, k, *tables, state, hist, ties, width, cells, stretches, blocks, i,
+            LAST=i == passes, FEW=FEW, **how,
+        )  # fmt: skip
     mark_kernel[grid](
-        x, keys, *tables, state[passes], ties, out.view(torch.int8), width, stretches, blocks, MANY=1024, **how
+        x, keys, *tables, state[passes], ties, out.view(torch.int8), kept, width, stretches, blocks, MANY=1024, **how
     )
-    return out
+    return out, kept
 
 
-def largest(x: Tensor, lengths: tuple[int, ...], k: Tensor) -> Tensor:
-    """`core.reduce.largest` of every stretch of float32 `[K, n]`: k `[K, S]` int64 -> bool `[K, n]`."""
+def largest(x: Tensor, lengths: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
+    """`core.reduce.largest` of every stretch of float32 `[K, n]`, and x without the others: k `[K, S]` int64."""
     return select(x.contiguous(), k, lengths, k.expand(len(x), -1), words=False)
 
 
 def choose(keys: Tensor, d: int, k: int) -> Tensor:
     """`core.keys.choose`: the k of d positions with the smallest words, bool `[K, d]`."""
-    return select(keys, keys.contiguous(), (d,), torch.full((len(keys), 1), k, device=keys.device), words=True)
+    return select(keys, keys.contiguous(), (d,), torch.full((len(keys), 1), k, device=keys.device), words=True)[0]
