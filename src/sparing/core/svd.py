@@ -13,7 +13,6 @@ small matrices, which takes the host less time; where all are small, both go on 
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from sparing.core.factors import squared
 from sparing.core.gpu import fetched
-from sparing.core.threads import intra_op
+from sparing.core.threads import aside, intra_op
 
 PROBES = 8
 """Random columns that join a warm start: what is new and orthogonal to all that was known would never be seen else."""
@@ -35,8 +34,6 @@ HOST = 192
 """The longest side of a matrix that a GPU hands to its host."""
 TINY = 1e-7
 """Singular values below this share of the largest are zero."""
-ASIDE = ThreadPoolExecutor(1)
-"""Where the host finds eigenvectors that are not waited for."""
 
 
 class Svd(NamedTuple):
@@ -109,13 +106,13 @@ def exact_soon(matrices: list[Tensor], ranks: list[int]) -> Soon:
         with torch.no_grad(), intra_op(1):
             return [resolved(part.view(shape), rank) for part, shape, rank in zip(parts, shapes, ranks, strict=True)]
 
-    under_way = ASIDE.submit(solved)
+    found = aside(solved)
 
     def svds() -> list[Svd]:
-        there = iter(moved([x for _, thin in under_way.result() for x in thin], matrices[0].device))
+        there = iter(moved([x for _, thin in found() for x in thin], matrices[0].device))
         return [sided(m, x @ over, s, v) for m, x, s, v, over in zip(matrices, tall, there, there, there, strict=True)]
 
-    return Soon(lambda: [strength for strength, _ in under_way.result()], svds)
+    return Soon(lambda: [strength for strength, _ in found()], svds)
 
 
 def resolved(gram: Tensor, rank: int) -> tuple[Strength, list[Tensor]]:
