@@ -5,8 +5,9 @@ import torch
 
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
+from sparing.core.inner import rows
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.product import Product, formed
+from sparing.core.product import Product, formed, less
 from sparing.core.protocols import Arrival
 from sparing.core.tree import Grown, only, since
 from sparing.core.wire import sizes, to_bytes
@@ -133,3 +134,20 @@ def test_a_grown_tree_is_formed_by_whoever_asks():
     assert tree["w"] is tree["w"]
     assert list({**tree, "c": beside}) == ["w", "b", "c"]
     assert torch.equal(since({"w": whole}, "w", 1), whole - 1)
+
+
+def test_less_a_base_it_stays_a_product():
+    (x, whole), base = made(), torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1))
+    apart = less(x, base)
+    assert isinstance(apart, Product)
+    want = whole - base
+    assert torch.allclose(
+        apart.weighted(SHARES), (SHARES[:, None, None].float() * want).sum(0, keepdim=True), atol=1e-5
+    )
+    assert apart.at_most() >= float(want.abs().max())
+    assert bool((apart.each_at_most() >= want.flatten(1).abs().amax(1)).all())
+    assert apart.whole is None
+    assert torch.allclose(rows(apart, slice(1, 3)), want[1:3], atol=1e-6)
+    assert torch.allclose(apart + 0, want, atol=1e-6)
+    assert torch.allclose(less(apart, base), want - base, atol=1e-6)
+    assert torch.equal(less(whole, base), want)

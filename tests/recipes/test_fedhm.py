@@ -61,6 +61,18 @@ def test_stacked_clients_agree_within_rounding(model):
         assert torch.allclose(fast.model[name], x, rtol=1e-3, atol=1e-4), name
 
 
+def test_a_decomposition_that_is_not_waited_for_changes_nothing(monkeypatch):
+    how = {"plan": {"path": "loop"}, "evaluate": {"who": ["global", "before", "after"]}}
+    monkeypatch.setattr("sparing.parts.lowrank.anew", lambda m, rank: True)
+    one = play("fedhm", **how)
+    monkeypatch.setattr("sparing.parts.lowrank.handed", lambda m: True)
+    other = play("fedhm", **how)
+    for name, x in one.model.items():
+        assert torch.allclose(other.model[name], x, rtol=1e-3, atol=1e-5), name
+    for name in ("approximation_error", "factor_norm/dense", "fallbacks"):
+        assert other.metric(name) == pytest.approx(one.metric(name), rel=1e-5)
+
+
 @pytest.mark.gpu
 def test_gpu_agrees_with_the_cpu():
     with torch.backends.cudnn.flags(allow_tf32=False):

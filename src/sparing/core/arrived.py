@@ -4,6 +4,7 @@ import torch
 
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cuts, Leaf, Parcel, cleared
+from sparing.core.product import less
 from sparing.core.protocols import Method
 from sparing.core.tree import Tree
 
@@ -21,9 +22,9 @@ def grown(method: Method, model: Tree, got: Parcel, arrived: Parcel, votes: Cuts
     plain = not stages and all(step.serve is None for step in method.blend.steps)
     update = against(model, got, whole, votes, as_sent=plain and method.share.within)
     if method.fit is not None and resized:
-        full, covered = method.fit.grow(resized, int(method.fit.sizes(ctx)[0]), ctx)
+        full, covered = method.fit.grow(resized, method.fit.size(ctx), ctx)
         scope |= covered
-        update |= {name: cleared(x - model[name], covered[name]) for name, x in full.items()}
+        update |= {name: cleared(less(x, model[name]), covered[name]) for name, x in full.items()}
     return update, scope
 
 

@@ -47,7 +47,8 @@ def everything(layout: Layout, buffers: str = "shared") -> Share:
     """Share the whole model; buffers only if they are `shared`, otherwise each client keeps its own."""
     home = frozenset() if buffers == "shared" else layout.buffers
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
-    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home, within=True)
+    down, up = (lambda state, model, ctx: cuts), (lambda got, ctx: cuts)
+    return Share(down, up, own=home, private=home, within=True, whole=True)
 
 
 def narrow(a: Share, b: Share) -> Share:
@@ -74,7 +75,8 @@ def narrow(a: Share, b: Share) -> Share:
         return prefixed("a", a.look(under("a", state), gradient)) | prefixed("b", b.look(under("b", state), gradient))
 
     both = a.own | b.own, a.private | b.private
-    return Share(down, up, init, learn, *both, given, a.values | b.values, look, a.within and b.within)
+    how = a.within and b.within, a.whole and b.whole
+    return Share(down, up, init, learn, *both, given, a.values | b.values, look, *how)
 
 
 def weighed_by(method: Method, weigh: Weigh) -> Method:
@@ -96,7 +98,8 @@ def beside(a: Share, b: Share) -> Share:
         return a.up(got, ctx) | b.up(got, ctx)
 
     both = a.own | b.own, a.private | b.private
-    return a._replace(down=down, up=up, own=both[0], private=both[1], within=a.within and b.within)
+    how = {"within": a.within and b.within, "whole": a.whole and b.whole}
+    return a._replace(down=down, up=up, own=both[0], private=both[1], **how)
 
 
 def uplink(method: Method) -> Codec:

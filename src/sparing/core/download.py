@@ -11,11 +11,12 @@ from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.keys import Ctx
+from sparing.core.padded import own_sizes_later
 from sparing.core.parcel import Leaf, Parcel, Schema, each
 from sparing.core.protocols import Method
 from sparing.core.tree import Tree
 from sparing.core.versions import at, frame_schema, onward, table
-from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, sizes_later, split, to_bytes
+from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, split, to_bytes
 
 
 def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,10 +33,10 @@ def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Ten
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
 
 
-def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
+def downloads_later(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
     """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
     if not fits(past, down):
-        return sizes_later(down)
+        return own_sizes_later(method, down, ctx)
     found = downloads(past, down, ctx)[1]
     return lambda: found
 

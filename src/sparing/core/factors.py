@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.core.gpu import ready
+from sparing.core.parcel import cleared
+from sparing.core.product import Product
 from sparing.core.threads import intra_op
 
 Shape = tuple[int, ...]
@@ -75,6 +77,25 @@ def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     with intra_op(1):
         rows = [a.clone() @ b.flatten(1).clone() for a, b in zip(tall, b_K, strict=True)]
     return weight_of(torch.stack(rows), shape)
+
+
+def padded(a: Tensor, b: Tensor, rank_K: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors `[1, m, r(, kh, 1)]` and `[1, r, n(, 1, kw)]` that all share, for K clients: zero beyond their ranks.
+
+    Training leaves these zeros as they are: the gradient of either factor is a product with the other one.
+
+    >>> padded(torch.ones(1, 1, 2), torch.ones(1, 2, 1), torch.tensor([1, 2]))[0]
+    tensor([[[1., 0.]],
+    <BLANKLINE>
+            [[1., 1.]]])
+    """
+    within, ones = torch.arange(b.shape[1], device=b.device) < rank_K[:, None], [1] * (b.ndim - 3)
+    return cleared(a, within.view(len(within), 1, -1, *ones)), cleared(b, within.view(len(within), -1, 1, *ones))
+
+
+def summable(a_K: Tensor, b_K: Tensor) -> Tensor:
+    """The same weights, those of a dense layer as a `Product`, where the last bits may depend on who is in the call."""
+    return product(a_K, b_K) if a_K.ndim == 5 else Product(a_K.mT, b_K)
 
 
 def squared(rows: Tensor) -> Tensor:

@@ -178,6 +178,8 @@ def sum_together(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         doubt(ctx.doubts, worst, too_large(list(every), sizes, grid, ctx))
     if products:
         terms = {name: x.weighted_parts(share_K) for name, x in products.items()}
+        if len({len(x) for x in terms.values()}) > 1:
+            terms = {name: x.sum(0, keepdim=True) for name, x in terms.items()}
         worst = add(terms, ones(next(iter(terms.values())).shape[0], share_K.device), room[sum(sizes) :])
         found: list[Tensor] = []
         for x in products.values():

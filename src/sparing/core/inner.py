@@ -79,5 +79,5 @@ def joined(parts: Sequence[Tensor | None], shapes: list[torch.Size], gap: float)
 def rows(x: Tensor, at: slice = ALL) -> Tensor:
     """Some rows, or the one that all have; a product is formed for this once, since a mean is quicker without."""
     if isinstance(x, Product):
-        return formed(Product(x.left[at], x.right[at])) if x.whole is None else x.whole[at]
+        return formed(Product(x.left[at], x.right[at], None, x.base)) if x.whole is None else x.whole[at]
     return x if x.shape[0] == 1 or at == ALL else x[at]

@@ -19,10 +19,11 @@ from sparing.core.gpu import ready
 
 
 class Product(Tensor):
-    """`left.mT @ right` for each of K clients, in float32 where the factors are in bfloat16."""
+    """`left.mT @ right - base` for each of K clients, in float32 where the factors are in bfloat16."""
 
     left: Tensor  # [K, r, out]
     right: Tensor  # [K, r, in]
+    base: Tensor | None  # [1, out, in], not of factors in bfloat16; None: zero
     whole: Tensor | None  # [K, out, in], once formed
     peak_K: Tensor | None  # [K]: no entry of a client is larger than this, if that is known
     most: Tensor | None  # a bound on all entries, once asked for
@@ -30,11 +31,14 @@ class Product(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, left: Tensor, right: Tensor, peak_K: Tensor | None = None) -> "Product":
+    def __new__(
+        cls, left: Tensor, right: Tensor, peak_K: Tensor | None = None, base: Tensor | None = None
+    ) -> "Product":
         shape = (left.shape[0], left.shape[2], right.shape[2])
         dtype = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
         self = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=left.device)
         self.left, self.right, self.whole, self.peak_K, self.most = left, right, None, peak_K, None
+        self.base = base
         return self
 
     @classmethod
@@ -51,17 +55,18 @@ class Product(Tensor):
         """No entry is larger than this; NaN or infinity if a factor has one."""
         if self.most is None:
             left, right = (largest(x).double() for x in (self.left, self.right))
-            self.most = left * right * self.left.shape[1]
+            self.most = left * right * self.left.shape[1] + self.base_at_most()
         return self.most
 
     def each_at_most(self) -> Tensor:
         """The same for each client, `[K]`."""
         if self.peak_K is not None:
             return self.peak_K
-        left, right = (
-            torch.linalg.vector_norm(x.flatten(1), math.inf, dim=1).double() for x in (self.left, self.right)
-        )
-        return left * right * self.left.shape[1]
+        left, right = (torch.linalg.vector_norm(x, math.inf, dim=(1, 2)).double() for x in (self.left, self.right))
+        return left * right * self.left.shape[1] + self.base_at_most()
+
+    def base_at_most(self) -> Tensor | float:
+        return 0.0 if self.base is None else largest(self.base).double()
 
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
@@ -72,9 +77,17 @@ class Product(Tensor):
         right = self.right.flatten(0, 1)
         if right.dtype != torch.bfloat16:
             left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)
-            return (left.T @ right)[None]
+            total = (left.T @ right)[None]
+            return total if self.base is None else total - self.base * weight_K.sum().to(self.dtype)
         thirds = in_thirds(self.left, weight_K)
         return multiplied(thirds.T[None], right[None]).view(3, -1, right.shape[1])
+
+
+def less(x: Tensor, base: Tensor) -> Tensor:
+    """`x - base [1, out, in]`; a product of float32 factors stays one."""
+    if isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16:
+        return Product(x.left, x.right, None, base)
+    return x - base
 
 
 def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
@@ -100,7 +113,9 @@ def largest(x: Tensor) -> Tensor:
 def formed(x: Any) -> Any:
     """The same with every product in it formed."""
     if isinstance(x, Product):
-        x.whole = multiplied(x.left.mT, x.right) if x.whole is None else x.whole
+        if x.whole is None:
+            x.whole = multiplied(x.left.mT, x.right)
+            x.whole = x.whole if x.base is None else x.whole - x.base
         return x.whole
     if isinstance(x, dict):
         return {name: formed(part) for name, part in x.items()}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cuts, Parcel, Schema
-from sparing.core.tree import Layout, Trained, Tree
+from sparing.core.tree import Kept, Layout, Trained, Tree
 
 
 def nothing(*_: object) -> Tree:
@@ -37,6 +37,7 @@ class Share(NamedTuple):
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
     look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
     within: bool = False  # what goes up of a tensor lies within what came down of it
+    whole: bool = False  # every tensor travels whole or not at all, whatever its shape
 
 
 class View(NamedTuple):
@@ -163,19 +164,33 @@ class Blend(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Client models of other sizes. All K clients of a call have equal size; the server keeps the full one."""
+    """Client models of other sizes; the server keeps the full one.
+
+    All K clients of a call have equal size, or sizes with one `room`: then their tensors have the shapes of that size,
+    with zeros around those that are smaller, and training leaves these zeros as they are.
+    """
 
     sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
     layouts: tuple[Layout, ...]  # of every size
-    shrink: Callable[[Tree, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
+    shrink: Callable[[Kept, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
     grow: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
     module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
     names: tuple[str, ...] = ()  # what to call each size
-    init: Callable[[Tree], Tree] = nothing  # model -> what the server remembers, such as a decomposition
-    learn: Callable[[Tree, Tree, Ctx], tuple[Tree, Report]] = lambda state, model, ctx: (state, {})
+    init: Callable[[Tree], Kept] = nothing  # model -> what the server remembers: a decomposition
+    learn: Callable[[Kept, Tree, Ctx], tuple[Kept, Report]] = lambda state, model, ctx: (state, {})
+    room: tuple[int, ...] = ()  # by size: which one has room for its tensors; (): none may stand in another's
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
     check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
+
+    def joined(self, ctx: Ctx) -> bool:
+        """Whether these K clients differ in size."""
+        return len(set(self.sizes(ctx).tolist())) > 1
+
+    def size(self, ctx: Ctx) -> int:
+        """The one whose shapes the tensors of these K clients have."""
+        first = int(self.sizes(ctx)[0])
+        return self.room[first] if self.joined(ctx) else first
 
 
 class Phase(NamedTuple):

@@ -25,7 +25,7 @@ from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_o
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.reach import bounds
 from sparing.core.roll import sound
-from sparing.core.tree import Layout, Trained, Tree, column, expand, prefixed, since, to, under
+from sparing.core.tree import Kept, Layout, Trained, Tree, column, expand, prefixed, since, to, under
 from sparing.core.versions import first_past, moved_all, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -37,7 +37,7 @@ class Server(NamedTuple):
     model: Tree  # leaves [1, *shape]
     share: Tree
     blend: Tree
-    fit: Tree
+    fit: Kept
     seen: Tensor  # bool [clients], on the CPU: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
@@ -74,7 +74,7 @@ def first_row(method: Method, model: Tree) -> Tree:
 
 def sized(method: Method, ctx: Ctx) -> Method:
     """The method as these K clients see it: share and codecs over the layout of their size."""
-    return method.sizes[int(method.fit.sizes(ctx)[0])] if method.fit and method.sizes else method
+    return method.sizes[method.fit.size(ctx)] if method.fit and method.sizes else method
 
 
 def first_client(method: Method, model: Tree) -> Tree:
@@ -100,7 +100,7 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
     model, notes = models_for(method, server, ctx)
     if method.fit is not None:
-        model = method.fit.shrink(server.fit, model, int(method.fit.sizes(ctx)[0]), ctx)
+        model = method.fit.shrink(server.fit, model, method.fit.size(ctx), ctx)
     method = sized(method, ctx)
     cuts = method.share.down(server.share, model, ctx)
     leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
@@ -148,14 +148,14 @@ def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
     own = under("own", state)
     if method.fit is None or not method.fit.within:
         return own
-    return method.fit.shrink({}, own, int(method.fit.sizes(ctx)[0]), ctx)
+    return method.fit.shrink({}, own, method.fit.size(ctx), ctx)
 
 
 def kept(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The same in full shape; beyond their size it stays as it was."""
     if method.fit is None or not method.fit.within:
         return own
-    full, part = method.fit.grow(own, int(method.fit.sizes(ctx)[0]), ctx)
+    full, part = method.fit.grow(own, method.fit.size(ctx), ctx)
     before = under("own", state)
     return {n: x if (mask := part[n]) is None else torch.where(mask, x, before[n]) for n, x in full.items()}
 

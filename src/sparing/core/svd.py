@@ -4,13 +4,14 @@ A decomposition from nothing is exact: eigenvectors of the smaller Gram matrix, 
 right vectors of a matrix that has since moved a little takes a step of subspace iteration and looks at what its
 singular vectors miss of the matrix; where that is too much it takes another, and in the end the exact one. All of it
 runs on one thread, so that its bits do not depend on how many there are. A GPU has its host find the eigenvectors of
-small matrices, which takes the host less time, and waits for it once.
+small matrices, which takes the host less time; where all are small, both go on with other work meanwhile (`Soon`).
 
     >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
     >>> exact(m, 2).s
     tensor([[3., 2.]])
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.factors import squared
-from sparing.core.threads import intra_op
+from sparing.core.gpu import fetched
+from sparing.core.threads import aside, intra_op
 
 PROBES = 8
 """Random columns that join a warm start: what is new and orthogonal to all that was known would never be seen else."""
@@ -42,10 +44,29 @@ class Svd(NamedTuple):
     v: Tensor  # [L, columns, r]
 
 
+class Strength(NamedTuple):
+    """How large matrices are, and in which directions; float64 on the CPU."""
+
+    energy: Tensor  # [L]
+    s: Tensor  # [L, r]
+
+
+class Soon(NamedTuple):
+    """Decompositions of several stacks of matrices, which may be under way: whoever calls these waits."""
+
+    strengths: Callable[[], list[Strength]]
+    svds: Callable[[], list[Svd]]
+
+
 def anew(m: Tensor, rank: int) -> bool:
     """Whether that costs less than going on: the rank comes near the size of the matrix, or the host does it."""
     side = min(m.shape[1:])
-    return 2 * (rank + PROBES) > side or (m.is_cuda and side <= HOST)
+    return 2 * (rank + PROBES) > side or handed(m)
+
+
+def handed(m: Tensor) -> bool:
+    """Whether its device hands it to the host."""
+    return m.is_cuda and min(m.shape[1:]) <= HOST
 
 
 def decomposed(m: Tensor, rank: int, old: Tensor, probes: Callable[[], Tensor]) -> tuple[Svd, int]:
@@ -69,9 +90,57 @@ def exact(m: Tensor, rank: int) -> Svd:
 def exact_each(matrices: list[Tensor], ranks: list[int]) -> list[Svd]:
     """Of matrices `[L, rows, columns]` of several shapes."""
     with intra_op(1):
-        tall = [(m.mT if m.shape[1] < m.shape[2] else m).double() for m in matrices]
+        tall = [upright(m) for m in matrices]
         right = strongest([squared(x.mT) for x in tall], ranks)
         return [finished(m, x, v) for m, x, v in zip(matrices, tall, right, strict=True)]
+
+
+def exact_soon(matrices: list[Tensor], ranks: list[int]) -> Soon:
+    """The same of small matrices, while the device and this thread of its host go on."""
+    tall = [upright(m) for m in matrices]
+    shapes = [(len(x), x.shape[2], x.shape[2]) for x in tall]
+    coming = fetched(torch.cat([squared(x.mT).flatten() for x in tall]))
+
+    def solved() -> list[tuple[Strength, list[Tensor]]]:
+        parts = coming().split([math.prod(shape) for shape in shapes])
+        with torch.no_grad(), intra_op(1):
+            return [resolved(part.view(shape), rank) for part, shape, rank in zip(parts, shapes, ranks, strict=True)]
+
+    found = aside(solved)
+
+    def svds() -> list[Svd]:
+        there = iter(moved([x for _, thin in found() for x in thin], matrices[0].device))
+        return [sided(m, x @ over, s, v) for m, x, s, v, over in zip(matrices, tall, there, there, there, strict=True)]
+
+    return Soon(lambda: [strength for strength, _ in found()], svds)
+
+
+def resolved(gram: Tensor, rank: int) -> tuple[Strength, list[Tensor]]:
+    """Of x^T x: how strong x is; its singular values s, its right vectors v, and v / s, of which x makes the left."""
+    squares, vectors = torch.linalg.eigh(gram)
+    squares, v = squares.flip(1).clamp(min=0), vectors.flip(2)[:, :, :rank]
+    s = squares[:, :rank].sqrt()
+    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
+    return Strength(squares.sum(1), s), [s, v, v / s.masked_fill(s == 0, torch.inf)[:, None]]
+
+
+def known(matrices: list[Tensor], found: list[Svd]) -> Soon:
+    """Those that are there already; how strong they are is on its way to the host."""
+    told = [x for m, one in zip(matrices, found, strict=True) for x in (energy(m), one.s.double())]
+    shapes = [x.shape for x in told]
+    coming = fetched(torch.cat([x.flatten() for x in told]) if told else torch.zeros(0))
+
+    def strengths() -> list[Strength]:
+        parts = coming().split([shape.numel() for shape in shapes])
+        there = iter(part.view(shape) for part, shape in zip(parts, shapes, strict=True))
+        return [Strength(size, s) for size, s in zip(there, there, strict=True)]
+
+    return Soon(strengths, lambda: found)
+
+
+def upright(m: Tensor) -> Tensor:
+    """The matrices, or their transposes where they are wide, in float64."""
+    return (m.mT if m.shape[1] < m.shape[2] else m).double()
 
 
 def finished(m: Tensor, x: Tensor, v: Tensor) -> Svd:
@@ -80,6 +149,10 @@ def finished(m: Tensor, x: Tensor, v: Tensor) -> Svd:
     s = torch.linalg.vector_norm(u, dim=1)
     none = s <= TINY * s[:, :1]
     u, s = u / s.masked_fill(none, torch.inf)[:, None], s.masked_fill(none, 0.0)
+    return sided(m, u, s, v)
+
+
+def sided(m: Tensor, u: Tensor, s: Tensor, v: Tensor) -> Svd:
     u, v = (v, u) if m.shape[1] < m.shape[2] else (u, v)
     return Svd(u.to(m.dtype), s.to(m.dtype), v.to(m.dtype))
 
@@ -98,10 +171,11 @@ def strongest(grams: list[Tensor], ranks: list[int]) -> list[Tensor]:
 
 
 def moved(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """All of them to another device in one copy."""
+    """All of them to another device in one copy, for which a host does not wait."""
     if not tensors or tensors[0].device == device:
         return tensors
-    flat = torch.cat([x.reshape(-1) for x in tensors]).to(device, non_blocking=device.type != "cpu")
+    flat = torch.cat([x.reshape(-1) for x in tensors])
+    flat = flat.to(device) if device.type == "cpu" else flat.pin_memory().to(device, non_blocking=True)
     parts = flat.split([x.numel() for x in tensors])
     return [part.view(x.shape) for part, x in zip(parts, tensors, strict=True)]
 

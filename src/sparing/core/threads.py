@@ -23,6 +23,18 @@ def intra_op(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def aside(work: Callable[[], Done]) -> Callable[[], Done]:
+    """Work on a thread of its own, which ends with it; what this gives waits for it.
+
+    >>> aside(lambda: 2 + 2)()
+    4
+    """
+    pool = ThreadPoolExecutor(1)
+    under_way = pool.submit(work)
+    pool.shutdown(wait=False)
+    return under_way.result
+
+
 def side_by_side(
     items: Iterable[Item], work: Callable[[Item], Done], take: Callable[[Done], None], threads: int
 ) -> None:

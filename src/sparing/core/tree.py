@@ -10,7 +10,8 @@ and one hash serve all of it.
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,8 @@ from sparing.core.mix import Mix
 Tree = dict[str, Tensor]
 Trained = Mapping[str, Tensor]
 """Models after training: a Tree, or a `Grown`."""
+Kept = Mapping[str, Tensor]
+"""What is remembered: a Tree, or one that is `Awaited`."""
 
 
 class Grown(Mapping[str, Tensor]):
@@ -45,6 +48,32 @@ class Grown(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.added)
+
+
+class Awaited(Mapping[str, Tensor]):
+    """A tree that is still being worked out: whoever looks into it waits.
+
+    >>> dict(Awaited(lambda: {"w": torch.ones(1)}))
+    {'w': tensor([1.])}
+    """
+
+    def __init__(self, come: Callable[[], Tree]):
+        self.come = come
+
+    @cached_property
+    def tree(self) -> Tree:
+        tree = self.come()
+        del self.come  # and what it holds
+        return tree
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tree[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tree)
+
+    def __len__(self) -> int:
+        return len(self.tree)
 
 
 def only(tree: Trained, names: Iterable[str]) -> Trained:
@@ -247,11 +276,11 @@ def cat(trees: Sequence[Tree]) -> Tree:
     return {name: torch.cat([t[name] for t in trees]) for name in trees[0]} if trees else {}
 
 
-def to(tree: Tree, device: torch.device | str) -> Tree:
+def to(tree: Kept, device: torch.device | str) -> Tree:
     return {name: x.to(device) for name, x in tree.items()}
 
 
-def prefixed(prefix: str, tree: Tree) -> Tree:
+def prefixed(prefix: str, tree: Kept) -> Tree:
     return {f"{prefix}/{name}": x for name, x in tree.items()}
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from sparing.core.gpu import carried, carried_together
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
+from sparing.core.padded import joins
 from sparing.core.parcel import Schema
 from sparing.core.protocols import Fit, Method, Report, nothing
 from sparing.core.round import Server
@@ -107,7 +108,7 @@ class Job(NamedTuple):
 
     def model_for(self, ctx: Ctx) -> nn.Module:
         """The network that these K clients run."""
-        return self.sizes[int(self.method.fit.sizes(ctx)[0])] if self.method.fit else self.model
+        return self.sizes[self.method.fit.size(ctx)] if self.method.fit else self.model
 
 
 class Outcome(NamedTuple):
@@ -191,7 +192,12 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
     if job.path == "loop" and job.aside > 1 and not job.method.fit:
         return dealt(ctx, turns * job.aside)
-    return pieces(ctx, turns * job.aside, job.method.fit)
+    return pieces(ctx, turns * job.aside, job.method.fit, together(job, ctx))
+
+
+def together(job: Job, ctx: Ctx) -> bool:
+    """Whether clients whose sizes have one room share chunks: on a GPU fewer calls outweigh work on zeros."""
+    return job.path == "stacked" and ctx.ids.is_cuda and joins(job.method)
 
 
 def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
@@ -205,13 +211,15 @@ def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
     return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
 
 
-def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
-    """About so many chunks, of equally many clients."""
+def pieces(ctx: Ctx, count: int, fit: Fit | None, joined: bool = False) -> Iterator[Ctx]:
+    """About so many chunks, of equally many clients; `joined`: of sizes with one room together."""
     if count == 1 and fit is None:
         yield ctx
         return
     order = ctx.here[1].argsort(stable=True)
     kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
+    if fit and joined:
+        kind = torch.tensor(fit.room)[kind]
     kind, grouped = kind.sort(stable=True)
     order, whole, start = order[grouped], len(order), 0
     if order.tolist() != list(range(whole)):

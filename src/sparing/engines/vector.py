@@ -15,12 +15,12 @@ from sparing.core.download import downloads_later
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
 from sparing.core.later import asked
+from sparing.core.padded import own_sizes_later
 from sparing.core.parcel import Parcel, pick
 from sparing.core.protocols import Rows
 from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
 from sparing.core.threads import intra_op, side_by_side
 from sparing.core.tree import Tree
-from sparing.core.wire import sizes_later
 from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
@@ -73,7 +73,7 @@ class Vector:
 
             def send(ctx: Ctx) -> Sent:
                 down = outgoing(method, server, ctx)
-                posted = downloads_later(server.past, down, ctx)
+                posted = downloads_later(method, server.past, down, ctx)
                 return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.here[0]))
 
             def work(sent: Sent) -> Back:
@@ -107,7 +107,7 @@ class Vector:
         method, (ctx, down, posted, state) = self.job.method, sent
         stale = Stale(method, server.model)
         up, state = client(method, state, down, stale.watching(self.job.train), ctx, self.job.fleet.claim)
-        returned = sizes_later(up)
+        returned = own_sizes_later(method, up, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, up, gone_K, ctx)

@@ -18,7 +18,8 @@ def personal(layout: Layout, layers: list[str] | None = None, shared: list[str] 
 def at_home(layout: Layout, home: frozenset[str]) -> Share:
     """The tensors `home` never cross the wire, all others do."""
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
-    return Share(down=lambda state, model, ctx: cuts, up=lambda got, ctx: cuts, own=home, private=home, within=True)
+    down, up = (lambda state, model, ctx: cuts), (lambda got, ctx: cuts)
+    return Share(down, up, own=home, private=home, within=True, whole=True)
 
 
 def split(layout: Layout, layers: list[str] | None = None, shared: list[str] | None = None) -> frozenset[str]:

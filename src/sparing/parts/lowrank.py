@@ -12,13 +12,23 @@ from torch import Tensor, nn
 
 from sparing.core.capacity import by_capacity, check_ratios
 from sparing.core.errors import MethodError, check_range, nearest
-from sparing.core.factors import FactoredConv, FactoredLinear, Shape, factor_shapes, factors_of, matrix_of, product
+from sparing.core.factors import (
+    FactoredConv,
+    FactoredLinear,
+    Shape,
+    factor_shapes,
+    factors_of,
+    matrix_of,
+    padded,
+    product,
+    summable,
+)
 from sparing.core.factors import sides as sides_of
 from sparing.core.keys import Ctx, hashes, uniforms
 from sparing.core.later import doubt
 from sparing.core.protocols import Fit, Report
-from sparing.core.svd import PROBES, anew, decomposed, energy, exact_each
-from sparing.core.tree import Layout, Tree, tied_of
+from sparing.core.svd import PROBES, Soon, anew, decomposed, exact_each, exact_soon, handed, known
+from sparing.core.tree import Awaited, Kept, Layout, Tree, tied_of
 
 FULL = {18: 3, 34: 15, 50: 10}
 """Leading layers that stay whole, by how many there are: in ResNet-18 the stem and its first block, in ResNet-34 the
@@ -34,31 +44,51 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
     ranks = [{name: rank_of(layout.shapes[name], ratio) for name in layers} if ratio < 1 else {} for ratio in ratios]
     most = ranks[ratios.index(max(thin))] if thin else {}
     least = ranks[ratios.index(min(thin))] if thin else {}
+    sizes = by_capacity(ratios, "rank")
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name in layers:
+        groups.setdefault((*sides_of(layout.shapes[name]), most[name]), []).append(name)
 
-    def init(model: Tree) -> Tree:
-        return spectra(model, {}, None)[0]
+    def init(model: Tree) -> Kept:
+        return cut(spectra(model, {}, None)[0])
 
-    def learn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tree, Report]:
-        state, fallbacks = spectra(model, state, ctx)
+    def learn(state: Kept, model: Tree, ctx: Ctx) -> tuple[Kept, Report]:
+        soon, fallbacks = spectra(model, state, ctx)
         report: Report = {}
         if layers:
 
-            def judge(values: Tensor) -> None:
-                report.update(quality(least, values) | {"fallbacks": float(fallbacks)})
+            def judge(_: Tensor) -> None:
+                told = zip(groups.values(), soon.strengths(), strict=True)
+                found = {name: (float(x.energy[i]), x.s[i]) for names, x in told for i, name in enumerate(names)}
+                report.update(quality(least, found) | {"fallbacks": float(fallbacks)})
 
-            doubt(ctx.doubts, strengths(model, state, least), judge)
-        return state, report
+            doubt(ctx.doubts, torch.zeros(0), judge)
+        return cut(soon), report
 
-    def spectra(model: Tree, old: Tree, ctx: Ctx | None) -> tuple[Tree, int]:
+    def cut(soon: Soon) -> Kept:
+        """The factors of every layer, of the largest rank, and what the next decomposition goes on from."""
+
+        def tree() -> Tree:
+            state: Tree = {}
+            for names, found in zip(groups.values(), soon.svds(), strict=True):
+                for i, name in enumerate(names):
+                    u, s, v = (x[i : i + 1] for x in found)
+                    a, b = factors_of(u, s, v, layout.shapes[name])
+                    state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s, f"v/{name}": v}
+            return state
+
+        return Awaited(tree)
+
+    def spectra(model: Tree, old: Kept, ctx: Ctx | None) -> tuple[Soon, int]:
         """One decomposition for all ranks; matrices of one shape go together."""
-        groups: dict[tuple[int, ...], list[str]] = {}
-        for name in layers:
-            groups.setdefault((*sides_of(layout.shapes[name]), most[name]), []).append(name)
-        matrices = [torch.cat([matrix_of(model[name]) for name in names]) for names in groups.values()]
+        alike = [[matrix_of(model[name]) for name in names] for names in groups.values()]
+        matrices = [torch.cat(some) if len(some) > 1 else some[0] for some in alike]
         matrices = [m if m.dtype == torch.float64 else m.float() for m in matrices]
+        if matrices and all(map(handed, matrices)):
+            return exact_soon(matrices, [rank for _, _, rank in groups]), 0
         fresh = [(m, rank) for m, (_, _, rank) in zip(matrices, groups, strict=True) if not old or anew(m, rank)]
         begun = iter(exact_each([m for m, _ in fresh], [rank for _, rank in fresh]))
-        state, fallbacks = {}, 0
+        svds, fallbacks = [], 0
         for m, ((_, columns, rank), names) in zip(matrices, groups.items(), strict=True):
             if not old or anew(m, rank):
                 found = next(begun)
@@ -66,28 +96,34 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
                 before = torch.cat([old[f"v/{name}"] for name in names])
                 found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
                 fallbacks += missed
-            for i, name in enumerate(names):
-                u, s, v = (x[i : i + 1] for x in found)
-                a, b = factors_of(u, s, v, layout.shapes[name])
-                state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s, f"v/{name}": v}
-        return state, fallbacks
+            svds.append(found)
+        return known(matrices, svds), fallbacks
 
-    def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
+    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
         out: Tree = {}
+        ranks_K = own_ranks(ctx) if fit.joined(ctx) else {}
         for name, x in model.items():
             if (rank := ranks[size].get(name)) is None:
                 out[name] = x
                 continue
             a, b = state[f"a/{name}"][:, :, :rank], state[f"b/{name}"][:, :rank]
+            if name in ranks_K:
+                a, b = padded(a, b, ranks_K[name])
             out |= {part: y.contiguous().to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
         return out
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
-        whole = {name: product(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
+        multiplied = summable if fit.joined(ctx) else product
+        whole = {name: multiplied(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
         return whole, dict.fromkeys(whole)
 
-    return Fit(
-        sizes=by_capacity(ratios, "rank"),
+    def own_ranks(ctx: Ctx) -> Tree:
+        """What of each factored layer these K clients have: ranks `[K]`."""
+        table = torch.tensor([list(ranks[size].values()) for size in sizes(ctx).tolist()])
+        return dict(zip(layers, table.to(ctx.ids.device, non_blocking=True).unbind(1), strict=True))
+
+    fit = Fit(
+        sizes=sizes,
         layouts=tuple(resized_layout(layout, rank) for rank in ranks),
         shrink=shrink,
         grow=grow,
@@ -95,7 +131,9 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
         names=tuple(f"ratio {ratio:g}" for ratio in ratios),
         init=init,
         learn=learn,
+        room=tuple(ratios.index(max(thin)) if ratio < 1 else size for size, ratio in enumerate(ratios)),
     )
+    return fit
 
 
 def rank_of(shape: Shape, ratio: float) -> int:
@@ -209,18 +247,16 @@ def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Ten
     return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
 
 
-def strengths(model: Tree, state: Tree, ranks: dict[str, int]) -> Tensor:
-    """One after the other in float64: the energy of each layer, and so many of its singular values."""
-    found = ([energy(model[name].flatten(2)), state[f"s/{name}"][0, :rank]] for name, rank in ranks.items())
-    return torch.cat([x for pair in found for x in pair])
+def quality(ranks: dict[str, int], found: dict[str, tuple[float, Tensor]]) -> Report:
+    """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors.
 
-
-def quality(ranks: dict[str, int], values: Tensor) -> Report:
-    """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors."""
+    Of each layer its energy and its singular values were found.
+    """
     report: Report = {}
     missed, whole = 0.0, 0.0
-    for name, part in zip(ranks, values.split([1 + rank for rank in ranks.values()]), strict=True):
-        size, caught, root = float(part[0]), float(part[1:].square().sum()), float(part[1:].sum())
+    for name, rank in ranks.items():
+        size, s = found[name]
+        caught, root = float(s[:rank].square().sum()), float(s[:rank].sum())
         gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
         report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
         report[f"factor_norm/{layer}"] = root**0.5

@@ -16,7 +16,7 @@ from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.keys import Ctx, hashes
 from sparing.core.mix import Mix
 from sparing.core.protocols import Fit
-from sparing.core.tree import Layout, Tree, layout_of
+from sparing.core.tree import Kept, Layout, Tree, layout_of
 from sparing.core.widths import narrowed, narrower
 
 LEAST = 1e-4
@@ -100,7 +100,7 @@ def drawing(layout: Layout, held: Callable[[Ctx, int, int], Tensor]) -> Fit:
     bases = layout.bases
     counts = range(bases, 0, -1)
 
-    def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
+    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
         if size == 0:
             return model
         places = held(ctx, bases, counts[size]).nonzero()[:, 1].reshape(-1, counts[size])

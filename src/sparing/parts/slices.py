@@ -13,7 +13,7 @@ from sparing.core.capacity import by_capacity, check_ratios
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Fit
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Kept, Layout, Tree
 from sparing.core.widths import Shape, leading, narrowed, narrower
 
 CLOSE = 1e-3
@@ -29,7 +29,7 @@ def slices(layout: Layout, ratios: Sequence[float], scaler: bool = True) -> Fit:
         shapes = layouts[size].shapes
         return shapes[name] if name in shapes else shapes[name.rpartition(".")[0]]  # beside the network: NAME.second
 
-    def shrink(state: Tree, model: Tree, size: int, ctx: Ctx) -> Tree:
+    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
         return {name: leading(x, shape_of(name, size)) for name, x in model.items()}
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:

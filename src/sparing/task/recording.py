@@ -139,7 +139,7 @@ class Recording:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         self.t.zero_()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may wait for the GPU
             what()
         return graph
 

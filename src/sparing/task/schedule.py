@@ -128,7 +128,7 @@ def frame_of(counts: tuple[int, ...], batch: int, epochs: int, steps: int | None
     )
 
 
-known_frame = lru_cache(maxsize=16)(frame_of)
+known_frame = lru_cache(maxsize=64)(frame_of)
 """Clients with equally many samples have the same frame in every round."""
 
 

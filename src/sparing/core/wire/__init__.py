@@ -12,11 +12,13 @@ ans        the entropy coder
 """
 
 from sparing.core.wire.frame import (
+    Later,
     dense,
     fingerprint,
     from_bytes,
     hash_in,
     nbytes,
+    plain_sizes,
     schema_of,
     sizes,
     sizes_later,
@@ -26,11 +28,13 @@ from sparing.core.wire.frame import (
 )
 
 __all__ = [
+    "Later",
     "dense",
     "fingerprint",
     "from_bytes",
     "hash_in",
     "nbytes",
+    "plain_sizes",
     "schema_of",
     "sizes",
     "sizes_later",
