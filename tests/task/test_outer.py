@@ -8,7 +8,7 @@ from torch import nn
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import tree_of
-from sparing.task import outer, working
+from sparing.task import chain, outer
 from sparing.task.clients import Clients
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
@@ -198,7 +198,7 @@ def test_gradients_reach_pooling_in_its_own_order_of_axes(monkeypatch):
         out.register_hook(lambda grad: seen.append(grad.is_contiguous(memory_format=torch.channels_last)))
 
     for turned in (5 * 4 * 9, 5 * 4 * 9 + 1):  # values that come out of the pooling
-        monkeypatch.setattr(working, "TURNED", turned)
+        monkeypatch.setattr(chain, "TURNED", turned)
         work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
         work.module[2].register_forward_hook(looks)
         x = torch.ones(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
