@@ -19,8 +19,8 @@ class Chain(nn.Sequential):
     """nn.Sequential, but a ReLU right before a max-pooling comes after it."""
 
     def forward(self, input: Tensor) -> Tensor:
-        late = None
-        for layer, after in pairwise([*self, None]):
+        layers, late = list(self), None
+        for layer, after in zip(layers, [*layers[1:], None], strict=True):
             if type(layer) is nn.ReLU and type(after) is nn.MaxPool2d and not after.return_indices:
                 late = layer
                 continue
@@ -32,7 +32,7 @@ class Chain(nn.Sequential):
 
 
 def turn_back(x: Tensor) -> None:
-    """Gradients come back from a flattening in the other order of axes, and pooling and ReLU are slow at turning them."""
+    """Gradients come back from a flattening in the other order of axes, at which pooling and ReLU are slow."""
     if x.requires_grad and x.ndim == 4 and x.numel() >= TURNED and x.is_contiguous(memory_format=torch.channels_last):
         x.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
 
@@ -48,6 +48,4 @@ def recast_chains(model: nn.Module) -> None:
 
 
 def hooked(layer: nn.Module) -> bool:
-    return bool(
-        layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
-    )
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)

@@ -36,6 +36,7 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     last = not stacked and likes_channels_last(module)
     if not stacked:
         recast_chains(module)
+    dense = [] if stacked else recast_dense(module)
     if last:
         for x in (*module.parameters(), *module.buffers()):
             x.data = x.data.to(memory_format=torch.channels_last) if x.ndim == 4 else x.data
@@ -48,7 +49,6 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
         state.setdefault(alias[name], x)
     scratch = [(x, x.clone()) for x in module.buffers() if id(x) not in seen]
     params = frozenset(name for name, x in state.items() if isinstance(x, nn.Parameter) and x.requires_grad)
-    dense = [] if stacked else recast_dense(module)
     return Working(module, step, state, alias, scratch, params, dense, last, device)
 
 
