@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import TrainingError
-from sparing.core.keys import Ctx, hashes
+from sparing.core.keys import Ctx, hashes, mix_few
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
 from sparing.task.augment import augmented
@@ -112,7 +112,7 @@ def train_phase(
     memory = kept(fresh(phase, values), names, remembered, slice(None))
     pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
-    keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0].tolist()
+    keys = hashes(job.drops[number][k : k + 1].cpu(), len(table), scramble=mix_few)[0].tolist()
     views = hashes(job.views[number][k : k + 1].to(job.device), len(table)) if job.data.augment else None
     begin, total, visited = counted_from(phase, len(y)), 0.0, 0
     sizes = (table >= 0).sum(1).tolist()

@@ -10,6 +10,7 @@ from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Phase
 from sparing.core.tree import Tree
 from sparing.task.chain import recast_chains, turn_back
+from sparing.task.conv import recast_convolutions
 from sparing.task.keyed import Step, recast
 from sparing.task.outer import OuterLinear, recast_dense
 
@@ -36,6 +37,7 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     last = not stacked and likes_channels_last(module)
     if not stacked:
         recast_chains(module)
+        recast_convolutions(module)
     dense = [] if stacked else recast_dense(module)
     if last:
         for x in (*module.parameters(), *module.buffers()):
