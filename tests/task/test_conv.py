@@ -61,6 +61,22 @@ def test_values_and_gradients_whatever_the_order_of_axes(name, dtype, few, weigh
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-4 if dtype == torch.float32 else 1e-12)
 
 
+@pytest.mark.parametrize("few", [1 << 40, 0])
+@pytest.mark.parametrize("weights", LAID)
+@pytest.mark.parametrize("shape", [(2, 1, 4, 2), (1, 2, 1, 1), (2, 3, 1, 1), (2, 3, 1, 4), (1, 3, 4, 1)])
+@pytest.mark.parametrize("moved", [(0, 1, 2, 3), (0, 3, 1, 2), (0, 1, 3, 2)])
+def test_images_of_odd_shapes_and_orders(few, weights, shape, moved, monkeypatch):
+    monkeypatch.setattr(conv, "FEW", few)
+    layer = copied(nn.Conv2d(shape[1], 4, (3, 2), padding=1).double()).to(memory_format=weights)
+    back = [moved.index(axis) for axis in range(4)]
+    x = torch.arange(torch.Size(shape).numel()).double().view(shape).cos()
+    x = x.permute(back).contiguous().permute(moved).requires_grad_()
+    assert x.shape == shape
+    grads = [torch.autograd.grad(y.cos().sum(), [x, *layer.parameters()]) for y in (layer(x), by_hand(layer, x))]
+    for ours, theirs in zip(*grads, strict=True):
+        assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
 def test_what_is_small_is_counted_in_unfolded_values(monkeypatch):
     monkeypatch.setattr(conv, "FEW", 2 * 3 * 4 * 4 * 9)
     x = torch.zeros(2, 3, 4, 4)

@@ -28,13 +28,14 @@ class SmallConv(nn.Conv2d):
 
 def laid_as(weight: Tensor, x: Tensor) -> Tensor:
     """Weights of one channel are laid out both ways, and so are its images."""
-    ways = [way for way in (torch.contiguous_format, torch.channels_last) if weight.is_contiguous(memory_format=way)]
-    return x.contiguous(memory_format=ways[0]) if len(ways) == 1 else x
+    plain, last = (weight.is_contiguous(memory_format=way) for way in (torch.contiguous_format, torch.channels_last))
+    return x.contiguous(memory_format=torch.channels_last if last and not plain else torch.contiguous_format)
 
 
 def is_small(x: Tensor, layer: nn.Conv2d) -> bool:
+    """How images of one place are laid out cannot be told, so they are not."""
     (high, wide), (down, across) = layer.kernel_size, layer.stride
-    return x.numel() * high * wide <= FEW * down * across
+    return x.shape[2:].numel() > 1 and x.numel() * high * wide <= FEW * down * across
 
 
 def recast_convolutions(model: nn.Module) -> None:
