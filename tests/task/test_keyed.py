@@ -110,6 +110,17 @@ def test_dropout_does_not_depend_on_padding():
     assert torch.equal(step.uniform(25)[:10], short)
 
 
+@pytest.mark.parametrize("p", [0.0, 1e-9, 0.25, 0.3, 0.5, 0.9, 1 - 1e-9, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_client_on_a_cpu_drops_the_same(p, dtype):
+    one, other = Step(), Step()
+    for key in (0, 11, -(1 << 63), (1 << 63) - 1):
+        one.begin(key)
+        other.begin(torch.tensor(key))
+        for n in (5000, 7, 6000):
+            assert torch.equal(one.scale(n, p, dtype), other.scale(n, p, dtype))
+
+
 def test_a_model_may_have_many_layers_with_dropout():
     step = Step()
     step.begin(torch.tensor(11))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree, expand, layout_of, sha256, take, tree_of
+from sparing.task import conv
 from sparing.task.clients import Clients
 from sparing.task.local import default_path, train
 from sparing.task.losses import cross_entropy
@@ -116,7 +117,8 @@ PHASES = {
 
 @pytest.mark.parametrize("make", [dense_bn, conv_bn])
 @pytest.mark.parametrize("name", PHASES)
-def test_ragged_cohort_every_client_as_if_alone(make, name):
+def test_ragged_cohort_every_client_as_if_alone(make, name, monkeypatch):
+    monkeypatch.setattr(conv, "FEW", 0)  # small convolutions differ from torch's in the last bits
     model, data, local = built(make), cohort(), Local((PHASES[name],))
     ids = [3, 0, 6, 2, 1, 5, 4]
     start, ctx = tree_of(model), context(ids, data)

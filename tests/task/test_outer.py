@@ -7,12 +7,12 @@ from torch import nn
 
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
-from sparing.core.tree import tree_of
-from sparing.task import outer, working
+from sparing.core.tree import sha256, tree_of
+from sparing.task import chain, outer
 from sparing.task.clients import Clients
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
-from sparing.task.outer import OuterLinear, descend, is_plain, ready
+from sparing.task.outer import ROWS, OuterLinear, descend, is_plain, product, ready
 from sparing.task.working import working_copy
 
 CLOSE = 1e-12  # in float64, after a dozen steps
@@ -164,11 +164,13 @@ def test_layers_that_stay_as_they_are(monkeypatch):
     assert not working_copy(model, torch.device("cpu"), stacked=False, static=False).dense
 
 
-def test_no_gradient_of_the_weight_is_formed():
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_gradient_of_the_weight_is_formed(alone):
     layer = nn.Linear(4, 3)
     layer.__class__ = OuterLinear
+    layer.alone = alone
     asked: list = []
-    ready([layer], Phase())
+    ready([layer], Phase(lr=0.5))
     handle = layer.weight.register_hook(lambda grad: asked.append(grad))
     loss = layer(torch.ones(2, 4)).sum()
     before = layer.weight.detach().clone()
@@ -176,6 +178,67 @@ def test_no_gradient_of_the_weight_is_formed():
     handle.remove()
     assert asked in ([], [None])
     assert torch.allclose(layer.weight, before - 0.5 * 2)
+
+
+def hooked_layer() -> nn.Module:
+    layer = nn.ReLU()
+    layer.register_forward_hook(lambda layer, args, out: None)
+    return layer
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = model[0].weight
+    return model
+
+
+twice = nn.Linear(6, 6)
+SEEN = {
+    "chain": (MODELS["chain"], True),
+    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.1)), nn.BatchNorm1d(6)), True),
+    "a layer alone": (lambda: nn.Linear(6, 6), True),
+    "a layer twice": (lambda: nn.Sequential(twice, nn.ReLU(), twice), False),
+    "a part twice": (lambda: nn.Sequential(*[nn.Sequential(twice)] * 2), False),
+    "tied": (tied, False),
+    "hooked": (lambda: nn.Sequential(nn.Linear(6, 6), hooked_layer()), False),
+    "of one's own": (Unused, False),
+    "with one's own": (lambda: nn.Sequential(nn.Linear(6, 6), Unused()), False),
+    "attention": (lambda: nn.TransformerEncoderLayer(6, 2), False),
+    "made from another weight": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), False),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_whose_weights_nothing_else_looks_at(name, monkeypatch):
+    monkeypatch.setattr(outer, "LARGE", 1)
+    make, alone = SEEN[name]
+    work = working_copy(make(), torch.device("cpu"), stacked=False, static=False)
+    assert {layer.alone for layer in work.dense} <= {alone}
+    assert not alone or work.dense
+
+
+def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):
+    model, phase, bits = built("chain").float(), Phase(epochs=2, batch=8, lr=0.3), []
+    g = torch.Generator().manual_seed(0)
+    data = Clients.of([(torch.randn(30, 6, generator=g), torch.randint(3, (30,), generator=g))])
+    ctx = Ctx(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
+    monkeypatch.setattr(outer, "LARGE", 1)
+    for alone in (True, False):
+        monkeypatch.setattr(outer, "is_transparent", lambda model, alone=alone: alone)
+        bits.append(sha256(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)[0]))
+    assert bits[0] == bits[1]
+
+
+@pytest.mark.parametrize("rows", [1, ROWS, 33])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_are_those_of_torch(rows, turned):
+    g = torch.Generator().manual_seed(0)
+    x, bias = torch.randn(rows, 300, generator=g), torch.randn(70, generator=g)
+    weight = torch.randn(300, 70, generator=g).T if turned else torch.randn(70, 300, generator=g)
+    with torch.no_grad():
+        for b in (bias, None):
+            assert torch.allclose(product(x, weight, b), F.linear(x, weight, b), rtol=1e-5, atol=1e-4)
+    assert product(x, weight.requires_grad_()).requires_grad
 
 
 def test_in_lower_precision_the_layer_is_torchs_own():
@@ -190,7 +253,7 @@ def test_in_lower_precision_the_layer_is_torchs_own():
 
 
 def test_gradients_reach_pooling_in_its_own_order_of_axes(monkeypatch):
-    layers = nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 9, 2)
+    layers = nn.Conv2d(3, 4, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4 * 9, 2)
     model, seen = nn.Sequential(*layers), []
     grads = []
 
@@ -198,9 +261,9 @@ def test_gradients_reach_pooling_in_its_own_order_of_axes(monkeypatch):
         out.register_hook(lambda grad: seen.append(grad.is_contiguous(memory_format=torch.channels_last)))
 
     for turned in (5 * 4 * 9, 5 * 4 * 9 + 1):  # values that come out of the pooling
-        monkeypatch.setattr(working, "TURNED", turned)
+        monkeypatch.setattr(chain, "TURNED", turned)
         work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
-        work.module[2].register_forward_hook(looks)
+        work.module[1].register_forward_hook(looks)
         x = torch.ones(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
         grads.append(torch.autograd.grad(work.module(x).square().sum(), list(work.module.parameters())))
     assert seen == [True, False]

@@ -4,6 +4,7 @@ A working copy of a model has its dropout and BatchNorm layers recast to the cla
 and everything else about them stay. All of them look at one `Step`, which the training loop sets before each forward.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparing.core.keys import GOLDEN, WORD, Ctx, few_keys, hashes, mix, mix_few, signed, uniforms
+from sparing.core.keys import GOLDEN, MUL1_U, MUL2_U, WORD, Ctx, few_keys, hashes, mix, mix_few, signed, uniforms
 
 APART = np.uint64(5 * GOLDEN & WORD)
 
@@ -37,28 +38,60 @@ class Step:
     """What the layers of one working copy need to know of the step being taken."""
 
     def __init__(self) -> None:
-        self.key: Tensor | None = None  # int64, one per client and step: [], or [K] where K batches stand end to end
+        self.key: Tensor | int | None = None  # int64, one per client and step: [], or [K]: K batches stand end to end
         self.real: Tensor | None = None  # [B] bool: false for padding; None: no padding anywhere
         self.draws = 0
+        self.places = np.empty(0, np.uint64)  # what `hashes` adds to a key at each place
 
-    def begin(self, key: Tensor | None, real: Tensor | None = None) -> None:
+    def begin(self, key: Tensor | int | None, real: Tensor | None = None) -> None:
+        """A key that is a plain int is one client's on a CPU."""
         self.key, self.real, self.draws = key, real, 0
 
     def uniform(self, n: int) -> Tensor:
         """`[n]` in [0, 1), new at every call; depends on key, call and place only: padding at the end is harmless."""
-        assert self.key is not None
+        assert isinstance(self.key, Tensor)
         self.draws += 1
         keys = mix(self.key + signed(self.draws * 3 * GOLDEN)).reshape(-1)
         return uniforms(hashes(keys, n // len(keys)).flatten())
+
+    def scale(self, n: int, p: float, dtype: torch.dtype) -> Tensor:
+        """`[n]`: 0 where the draw is below p, else 1 / (1 - p)."""
+        rest = 1 / (1 - p) if p < 1 else 0.0
+        if not isinstance(self.key, int):
+            return (self.uniform(n) >= p).to(dtype).mul_(rest)
+        self.draws += 1
+        if len(self.places) < n:
+            self.places = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        key = mix_few(np.array([(self.key + self.draws * 3 * GOLDEN) & WORD], np.uint64))
+        keep = drawn(self.places[:n] + key, p)
+        return torch.from_numpy(keep * (np.float64 if dtype == torch.float64 else np.float32)(rest)).to(dtype)
+
+
+def drawn(word: np.ndarray, p: float) -> np.ndarray:
+    """`uniforms(mix(word)) >= p`: only the top 24 bits count, which the last line of `mix` leaves as they are.
+
+    >>> word = torch.arange(1000) * signed(GOLDEN)
+    >>> bool((torch.from_numpy(drawn(word.numpy().view(np.uint64), 0.3)) == (uniforms(mix(word)) >= 0.3)).all())
+    True
+    """
+    word = word ^ (word >> np.uint64(30))
+    word *= MUL1_U
+    word ^= word >> np.uint64(27)
+    word *= MUL2_U
+    word >>= np.uint64(40)
+    return word >= np.uint64(math.ceil(float(np.float32(p)) * 2**24))
 
 
 class KeyedDropout(nn.Dropout):
     """Dropout drawn from the step's key, the same for one client as for many under vmap."""
 
     step: Step
+    flat = False  # whether what comes out will be flattened
 
     def forward(self, input: Tensor) -> Tensor:
-        return dropped(input, tuple(input.shape), self) if self.training and self.p else input
+        if not self.training or not self.p:
+            return input
+        return dropped(input.contiguous() if self.flat else input, tuple(input.shape), self)
 
 
 class KeyedChannelDropout(nn.Dropout):
@@ -72,8 +105,7 @@ class KeyedChannelDropout(nn.Dropout):
 
 
 def dropped(x: Tensor, shape: tuple[int, ...], layer: KeyedDropout | KeyedChannelDropout) -> Tensor:
-    keep = layer.step.uniform(torch.Size(shape).numel()).reshape(shape) >= layer.p
-    return x * keep.to(x.dtype).mul_(1 / (1 - layer.p) if layer.p < 1 else 0.0)
+    return x * layer.step.scale(torch.Size(shape).numel(), layer.p, x.dtype).reshape(shape)
 
 
 class LoopNorm(_BatchNorm):

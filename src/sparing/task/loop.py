@@ -8,11 +8,12 @@ fresh (hence equally aligned) memory, and a seed of its own for whatever else in
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import TrainingError
-from sparing.core.keys import Ctx, hashes
+from sparing.core.keys import Ctx, few_hashes, hashes
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree
 from sparing.task.augment import augmented
@@ -112,7 +113,7 @@ def train_phase(
     memory = kept(fresh(phase, values), names, remembered, slice(None))
     pairs = factor_pairs(names)
     table = batches(job.shuffles[number][:, k], phase, len(y))
-    keys = hashes(job.drops[number][k : k + 1].cpu(), len(table))[0]
+    keys = few_hashes(job.drops[number][k : k + 1].cpu().numpy().view(np.uint64), len(table))[0].view(np.int64).tolist()
     views = hashes(job.views[number][k : k + 1].to(job.device), len(table)) if job.data.augment else None
     begin, total, visited = counted_from(phase, len(y)), 0.0, 0
     sizes = (table >= 0).sum(1).tolist()
@@ -120,8 +121,8 @@ def train_phase(
     for t, (row, size) in enumerate(zip(table, sizes, strict=True)):
         key = keys[t]
         if seeded:
-            seed_all(int(key) & SEED_BITS, job.device)
-        work.step.begin(key.to(job.device))
+            seed_all(key & SEED_BITS, job.device)
+        work.step.begin(key if job.device.type == "cpu" else torch.tensor(key, device=job.device))
         batch = row[:size]
         samples = prepared(gathered(x, batch, work))
         if views is not None:

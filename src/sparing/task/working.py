@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Phase
 from sparing.core.tree import Tree
+from sparing.task.chain import recast_chains, turn_back
+from sparing.task.conv import recast_convolutions
 from sparing.task.keyed import Step, recast
 from sparing.task.outer import OuterLinear, recast_dense
 
 HEAVY = 1 << 20
 """Weights of a large convolution."""
 POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-TURNED = 1 << 12
-"""Values from which on turning the gradient of a pooling's output costs less than pooling with it as it comes."""
 
 
 class Working(NamedTuple):
@@ -35,6 +35,10 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     module = copy.deepcopy(model).to(device).train()
     step = recast(module, stacked, static)
     last = not stacked and likes_channels_last(module)
+    if not stacked:
+        recast_chains(module)
+        recast_convolutions(module)
+    dense = [] if stacked else recast_dense(module)
     if last:
         for x in (*module.parameters(), *module.buffers()):
             x.data = x.data.to(memory_format=torch.channels_last) if x.ndim == 4 else x.data
@@ -47,7 +51,6 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
         state.setdefault(alias[name], x)
     scratch = [(x, x.clone()) for x in module.buffers() if id(x) not in seen]
     params = frozenset(name for name, x in state.items() if isinstance(x, nn.Parameter) and x.requires_grad)
-    dense = [] if stacked else recast_dense(module)
     return Working(module, step, state, alias, scratch, params, dense, last, device)
 
 
@@ -68,9 +71,8 @@ def likes_channels_last(module: nn.Module) -> bool:
 
 
 def pooled(layer: nn.Module, args: object, output: Tensor) -> None:
-    """Gradients come back from a flattening in the other order of axes, and pooling is slow at turning them."""
-    if isinstance(output, Tensor) and output.requires_grad and output.ndim == 4 and output.numel() >= TURNED:
-        output.register_hook(lambda grad: grad.contiguous(memory_format=torch.channels_last))
+    if isinstance(output, Tensor):
+        turn_back(output)
 
 
 def trained(work: Working, phase: Phase) -> list[str]:
