@@ -63,7 +63,7 @@ def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
     elif old.is_cuda:
         new = torch.add(old, update.double(), out=torch.empty_like(old))  # added in float64 all the same
     else:
-        new = old.double().add_(update).to(old.dtype)
+        new = old.to(torch.float64, copy=True).add_(update).to(old.dtype)
     return new if mask is None else torch.where(mask, new, old)
 
 
