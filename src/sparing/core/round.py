@@ -21,11 +21,12 @@ from sparing.core.errors import MethodError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
 from sparing.core.later import Doubts, doubt
+from sparing.core.learned import learned
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.reach import bounds
 from sparing.core.roll import sound
-from sparing.core.tree import Kept, Layout, Trained, Tree, column, expand, prefixed, since, to, under
+from sparing.core.tree import Kept, Layout, Trained, Tree, column, expand, prefixed, to, under
 from sparing.core.versions import first_past, moved_all, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -181,10 +182,9 @@ def client(
         memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
     after, local, notes = train(start, memory, ctx)
     said = claim(start, after, ctx)
-    leaves = {}
-    for name, cut in method.share.up(cuts_of(got), ctx).items():
-        base = got.leaves[name].value if name in got.leaves else 0
-        leaves[name] = Leaf(cleared(since(said, name, base), cut.mask), scope=cut.mask, told=cut.told)
+    cuts = method.share.up(cuts_of(got), ctx)
+    values = learned(said, got, cuts)
+    leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
     view = View(ctx, start, said, got.notes)
     out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)

@@ -26,7 +26,7 @@ from sparing.core.later import doubt
 from sparing.core.parcel import both
 from sparing.core.protocols import Arrival, Blended, Method, Report, Step
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, abreast
 
 log = logging.getLogger("sparing")
 LOW, HIGH = 0.2, 1.0
@@ -96,10 +96,12 @@ def stein(layout: Layout, settings: Settings) -> Step:
         key = [(name, i, *map(id, pair)) for (name, i), *pair in zip(known, sums, masses, strict=True)]
         kept = next(iter(last), None)  # other threads may put theirs in its place
         if kept is None or kept[0] != key:
-            ms = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
+            m = abreast(torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY)))
+            sizes = [x.numel() for x in sums]
             there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
-            found = zip(known, ms, masses, there, strict=True)
-            kept = key, [sums, masses], {name: Aim(m, where.view(mass.shape)) for (name, _), m, mass, where in found}
+            rows = zip(sums, masses, m.split(sizes, 1), (-m).split(sizes, 1), there, strict=True)
+            aims = [Aim(m.view_as(x), where.view_as(mass), away.view_as(x)) for x, mass, m, away, where in rows]
+            kept = key, [sums, masses], dict(zip((name for name, _ in known), aims, strict=True))
             last[:] = [kept]
         return {name: kept[2].get(name, Aim()) for name in which}
 
@@ -116,8 +118,8 @@ def stein(layout: Layout, settings: Settings) -> Step:
         """This round's targets, and where they and X are both defined."""
         aims = expected(state, which)
         if s.target == "uniform" and blended.plain:
-            aims = {name: Aim(blended.plain[name]) for name in aims}
-        return {name: Aim(m, both(there, blended.covered[name])) for name, (m, there) in aims.items()}
+            aims = {name: Aim(m := blended.plain[name], None, -m) for name in aims}
+        return {name: aim._replace(there=both(aim.there, blended.covered[name])) for name, aim in aims.items()}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         caution(blended, ctx, s)
@@ -181,13 +183,12 @@ class Aim(NamedTuple):
 
     m: Tensor | None = None  # None: zero
     there: Tensor | None = None  # where it is defined: one boolean, or one an entry; None: everywhere
+    away: Tensor | None = None  # -m
 
 
 def apart(x: Tree, aims: dict[str, Aim], inside: dict[str, Tensor | None]) -> list[Term]:
     """x - m of every layer."""
-    known = {name: m for name, (m, _) in aims.items() if m is not None}
-    away = dict(zip(known, torch._foreach_neg(list(known.values())), strict=True)) if known else {}
-    return [Term(x[name], away.get(name), None, inside[name]) for name in aims]
+    return [Term(x[name], aim.away, None, inside[name]) for name, aim in aims.items()]
 
 
 def by_entry(there: Tensor | None) -> Tensor | None:
@@ -199,10 +200,10 @@ def shrunk(update: Tree, aims: dict[str, Aim], c: Tensor) -> Tree:
     """m + c (X - m) of these layers, X itself where c is 1; all in one row, since every operation costs on a GPU."""
     xs = {name: update[name] for name in aims}
     sizes = [x.numel() for x in xs.values()]
-    x = torch.cat([x.reshape(-1) for x in xs.values()])
-    m = torch.cat([(torch.zeros_like(update[name]) if m is None else m).reshape(-1) for name, (m, _) in aims.items()])
+    x = abreast(list(xs.values()))[0]
+    m = abreast([torch.zeros_like(update[name]) if aim.m is None else aim.m for name, aim in aims.items()])[0]
     c = c[stretched(tuple(sizes), c.device)]
-    pulled, inside = c != 1, {name: by_entry(there) for name, (_, there) in aims.items()}
+    pulled, inside = c != 1, {name: by_entry(aim.there) for name, aim in aims.items()}
     if any(mask is not None for mask in inside.values()):
         full = torch.ones((), dtype=torch.bool, device=x.device)
         every = [(full if mask is None else mask).expand_as(xs[name]) for name, mask in inside.items()]
@@ -213,7 +214,7 @@ def shrunk(update: Tree, aims: dict[str, Aim], c: Tensor) -> Tree:
 
 def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> tuple[Tensor, Tensor]:
     """Every layer's c, and its noise p v / |X - m|^2, `[layers]`: NaN where c is not defined."""
-    inside = {name: by_entry(there) for name, (_, there) in aims.items()}
+    inside = {name: by_entry(aim.there) for name, aim in aims.items()}
     terms = [term._replace(other=term.x) for term in apart(blended.update, aims, inside)]
     d, _, size = products(terms, 1)[:, 0]
     weight, p = blended.weight / blended.weight.sum(), entries(blended.update, aims, d)
@@ -237,7 +238,7 @@ def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: S
 def entries(update: Tree, aims: dict[str, Aim], like: Tensor) -> Tensor:
     """p: how many entries of each layer are compared, `[layers]` float64."""
     one = torch.ones_like(like[:1], dtype=torch.bool)
-    masks = [one if there is None else there for _, there in aims.values()]
+    masks = [one if aim.there is None else aim.there for aim in aims.values()]
     every = zip(aims, masks, strict=True)
     sizes = brought(tuple(update[name].numel() // max(mask.numel(), 1) for name, mask in every), like.device)
     if all(mask.numel() == 1 for mask in masks):

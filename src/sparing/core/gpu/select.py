@@ -13,7 +13,7 @@ from sparing.core.gpu.draws import word
 from sparing.core.gpu.stretches import blocks_of
 from sparing.core.keys import GOLDEN
 
-BLOCK, TILE = 1 << 16, 1 << 12
+BLOCK, TILE = 1 << 16, 1 << 11
 """Numbers that a program looks at, and of these at once."""
 FEW = 8
 """A digit that so small a part of a tile shares is counted one by one: a histogram takes the same time for any."""
