@@ -86,7 +86,9 @@ def test_views_are_saved_as_they_look(tmp_path):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    names=st.lists(st.text(max_size=12).filter(lambda s: s.isprintable() and s != "__metadata__"), unique=True, max_size=5),
+    names=st.lists(
+        st.text(max_size=12).filter(lambda s: s.isprintable() and s != "__metadata__"), unique=True, max_size=5
+    ),
     shape=st.lists(st.integers(0, 3), max_size=3),
     meta=st.dictionaries(st.text(), st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists)),
 )

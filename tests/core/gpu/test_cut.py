@@ -1,0 +1,30 @@
+import pytest
+import torch
+
+from sparing.core.learned import learned
+from sparing.core.parcel import Cut, Leaf, Parcel
+from sparing.core.tree import Grown, abreast
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SHAPES = {"conv": (4, 3, 3, 3), "wide": (70, 300), "bias": (5,)}
+
+
+def tree(rows: int, seed: int) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(rows, *shape, generator=g) for name, shape in SHAPES.items()}
+
+
+@pytest.mark.parametrize("rows", [(1, 1), (6, 1), (1, 6), (6, 6)])
+@pytest.mark.parametrize("grown", [False, True])
+def test_what_is_learned_is_cut_as_on_the_cpu(rows, grown):
+    base, added = tree(rows[0], 0), tree(6, 1)
+    masks = {name: x > 0 for name, x in tree(rows[1], 2).items()}
+    found = {}
+    for device in ("cpu", "cuda"):
+        start, more = ({name: x.to(device) for name, x in some.items()} for some in (base, added))
+        after = Grown(start, more) if grown else {name: start[name] + more[name] for name in start}
+        cuts = {name: Cut(mask.to(device)) for name, mask in masks.items()}
+        found[device] = learned(after, Parcel({name: Leaf(x) for name, x in start.items()}, {}), cuts)
+    assert all(torch.equal(found["cuda"][name].cpu(), x) for name, x in found["cpu"].items())
+    assert abreast(list(found["cuda"].values())).data_ptr() == found["cuda"]["conv"].data_ptr()
