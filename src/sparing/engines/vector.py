@@ -24,6 +24,7 @@ from sparing.core.tree import Tree
 from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.stale import Stale
+from sparing.engines.weighed import due, weighed
 
 
 class Sent(NamedTuple):
@@ -33,6 +34,7 @@ class Sent(NamedTuple):
     down: Parcel
     posted: Later
     state: Tree
+    weigh: int | None  # whose upload is really written
 
 
 class Back(NamedTuple):
@@ -66,7 +68,7 @@ class Vector:
 
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
         method, aside = self.job.method, self.job.aside
-        tally, stale = Tally(), Stale(method, server.model)
+        tally, stale, who = Tally(), Stale(method, server.model), due(cohort)
         with torch.no_grad(), intra_op(self.job.within) if self.job.within > 1 else nullcontext():
             folds = [begin(method, server, cohort) for _ in range(aside)]
             free = list(folds)
@@ -74,7 +76,7 @@ class Vector:
             def send(ctx: Ctx) -> Sent:
                 down = outgoing(method, server, ctx)
                 posted = downloads_later(method, server.past, down, ctx)
-                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.here[0]))
+                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.here[0]), who)
 
             def work(sent: Sent) -> Back:
                 fold = free.pop()
@@ -104,10 +106,12 @@ class Vector:
 
     def clients(self, server: Server, fold: Fold | Collect, sent: Sent) -> Back:
         """They train and write; what arrives is folded in."""
-        method, (ctx, down, posted, state) = self.job.method, sent
+        method, (ctx, down, posted, state, who) = self.job.method, sent
         stale = Stale(method, server.model)
         up, state = client(method, state, down, stale.watching(self.job.train), ctx, self.job.fleet.claim)
         returned = own_sizes_later(method, up, ctx)
+        if method.fit is None or not method.fit.joined(ctx):
+            returned = weighed(up, returned, who, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, up, gone_K, ctx)

@@ -229,7 +229,7 @@ def sizes_later(parcel: Parcel) -> Later:
     """The same, counted now, but a device is waited for only when this is called."""
     leaves, k = parcel.leaves.values(), clients(parcel)
     notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
-    if all(map(bare, leaves)):
+    if is_plain(parcel):
         values = tuple(x.numel() // max(x.shape[0], 1) * x.element_size() for x in (leaf.value for leaf in leaves))
         return lambda: dict(plain_sizes(values, notes, k))
     scales = [0 if leaf.scale is None else 4 * leaf.scale.shape[1] for leaf in leaves]
@@ -238,8 +238,12 @@ def sizes_later(parcel: Parcel) -> Later:
     return lambda: added_up(found(), scales, tags, notes, k)
 
 
+def is_plain(parcel: Parcel) -> bool:
+    """Whether values are all that is written: then its size follows from shapes alone."""
+    return all(map(bare, parcel.leaves.values()))
+
+
 def bare(leaf: Leaf) -> bool:
-    """Whether values are all that is written."""
     return leaf.scope is None and not leaf.keep and leaf.scale is None and not leaf.told and leaf.value.dtype != CODES
 
 

@@ -1,0 +1,41 @@
+"""One client's upload of a round is really written, and must be as long as was counted."""
+
+from sparing.core.errors import SparingError
+from sparing.core.keys import Ctx, word_of
+from sparing.core.parcel import Parcel
+from sparing.core.product import Product
+from sparing.core.wire import Later, is_plain, to_bytes
+
+EVERY = {"cpu": 1, "cuda": 100}
+"""Rounds from one such client to the next; on a GPU a round takes less time than writing a parcel."""
+
+
+def due(cohort: Ctx) -> int | None:
+    """Whose upload is weighed in this round, if anybody's."""
+    ids, every = cohort.here[0], EVERY.get(cohort.ids.device.type, 1)
+    return int(ids[word_of(cohort, "weighed") % len(ids)]) if cohort.round % every == 1 % every else None
+
+
+def weighed(parcel: Parcel, counted: Later, who: int | None, ctx: Ctx) -> Later:
+    """The sizes of these K clients' parcels, compared with what the client `who` writes, if it is among them.
+
+    Parcels of plain values all have the size of their shapes, so there the first round is enough.
+    """
+    ids, leaves = ctx.here[0].tolist() if who is not None else [], parcel.leaves.values()
+    unformed = any(isinstance(leaf.value, Product) and leaf.value.whole is None for leaf in leaves)
+    if who not in ids or unformed or (ctx.round > 1 and is_plain(parcel)):
+        return counted
+    k = ids.index(who)
+    length = len(to_bytes(parcel, k))
+
+    def compared() -> dict:
+        sizes = counted()
+        total = sum(int(x.expand(len(ids))[k]) for x in sizes.values())
+        if total != length:
+            raise SparingError(
+                f"counted {total} bytes for client {who} in round {ctx.round}, but it wrote {length}; this is a bug, "
+                "please report it"
+            )
+        return sizes
+
+    return compared
