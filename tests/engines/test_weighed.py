@@ -46,3 +46,4 @@ def test_everybody_is_weighed_in_time():
     cohort = make_ctx(list(range(5)))
     found = {weighed.due(cohort._replace(round=t)) for t in range(1, 60)}
     assert found == set(range(5))
+    assert weighed.due(make_ctx([])) is None

@@ -13,7 +13,8 @@ EVERY = {"cpu": 1, "cuda": 100}
 def due(cohort: Ctx) -> int | None:
     """Whose upload is weighed in this round, if anybody's."""
     ids, every = cohort.here[0], EVERY.get(cohort.ids.device.type, 1)
-    return int(ids[word_of(cohort, "weighed") % len(ids)]) if cohort.round % every == 1 % every else None
+    now = len(ids) > 0 and cohort.round % every == 1 % every
+    return int(ids[word_of(cohort, "weighed") % len(ids)]) if now else None
 
 
 def weighed(parcel: Parcel, counted: Later, who: int | None, ctx: Ctx) -> Later:
