@@ -41,7 +41,7 @@ class Grid:
         """Weights as parts of the scale, float64 on the model's device."""
 
         def judge(weight_K: Tensor) -> None:
-            if float(weight_K.min()) >= 0 and float(weight_K.max()) <= self.scale:
+            if not len(weight_K) or (float(weight_K.min()) >= 0 and float(weight_K.max()) <= self.scale):
                 return
             for k in (~((weight_K >= 0) & (weight_K <= self.scale))).nonzero()[:, 0].tolist():
                 who, weight = int(ctx.here[0][k]), float(weight_K[k])

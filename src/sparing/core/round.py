@@ -342,7 +342,7 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
         raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
 
     def judge(n_K: Tensor) -> None:
-        if float(n_K.min()) >= 1:
+        if not len(n_K) or float(n_K.min()) >= 1:
             return
         for k in (~(n_K >= 1)).nonzero()[:, 0].tolist():
             who, n = int(ctx.here[0][k]), float(n_K[k])

@@ -11,7 +11,7 @@ and one hash serve all of it.
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from threading import Lock
 from typing import NamedTuple
 
 import torch
@@ -58,13 +58,19 @@ class Awaited(Mapping[str, Tensor]):
     """
 
     def __init__(self, come: Callable[[], Tree]):
-        self.come = come
+        self.come: Callable[[], Tree] | None = come
+        self.came: Tree = {}
+        self.turn = Lock()
 
-    @cached_property
+    @property
     def tree(self) -> Tree:
-        tree = self.come()
-        del self.come  # and what it holds
-        return tree
+        with self.turn:
+            if self.come is not None:
+                self.came, self.come = self.come(), None
+            return self.came
+
+    def __reduce__(self) -> tuple[type[dict], tuple[Tree]]:
+        return dict, (self.tree,)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tree[name]

@@ -6,6 +6,7 @@ the choice is remembered in the cache folder. Either way it is written into the 
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -95,7 +96,18 @@ def settle_bank(job: Job, device: torch.device) -> str:
         return "memory" if whole <= BANK else "file"
     if whole <= torch.cuda.get_device_properties(device).total_memory // 4:
         return "memory"
-    return "host" if whole <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 else "file"
+    return "host" if whole <= host_memory() // 4 else "file"
+
+
+def host_memory() -> int:
+    """Bytes that this process may use: the machine's, or fewer where its group is held to fewer."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")):
+        try:
+            found.append(int(path.read_text()))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return min(found)
 
 
 def refuse(plan: PlanSection, engine: str, job: Job) -> None:

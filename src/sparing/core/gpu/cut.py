@@ -29,7 +29,7 @@ def cut(parts: list[tuple[Tensor, Tensor | None, Tensor]]) -> list[Tensor]:
     whole = torch.empty(k, sum(sizes), device=parts[0][0].device)
     outs = whole.split(sizes, 1)
     for (x, base, mask), out in zip(parts, outs, strict=True):
-        rows = [flat(y) for y in (x, x if base is None else base, mask.view(torch.uint8))]
+        rows = [flat(y.contiguous()) for y in (x, x if base is None else base, mask.view(torch.uint8))]
         steps = [0 if len(y) == 1 else y.stride(0) for y in rows]
         grid = (triton.cdiv(out.shape[1], BLOCK), k)
         cut_kernel[grid](*rows, out, out.shape[1], *steps, out.stride(0), BASED=base is not None, BLOCK=BLOCK)
