@@ -23,7 +23,7 @@ from sparing.run.loop import Run
 from sparing.run.start import fresh, planned
 
 KINDS = {
-    "convolutions": ("slide_kernel", "row_kernel", "gather_kernel", "correlate_kernel", "conv", "mkldnn", "thnn"),
+    "convolutions": ("slide_kernel", "row_kernel", "gather_kernel", "correlate_kernel", "conv", "thnn"),
     "pooling": ("pool",),
     "dropout": ("drop_kernel",),
     "dense layers": (

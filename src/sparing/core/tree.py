@@ -123,23 +123,6 @@ def in_rows(x: Tensor, wide: int) -> bool:
     return steps[0] == wide or x.shape[0] == 1
 
 
-def in_line(parts: Sequence[Tensor]) -> Tensor:
-    """All numbers of these tensors as one row `[n]`: not copied where they stand so already.
-
-    >>> whole = torch.arange(6)
-    >>> in_line([whole[:2].view(1, 2), whole[2:]]).data_ptr() == whole.data_ptr()
-    True
-    """
-    first, at = parts[0], parts[0].data_ptr()
-    for x in parts:
-        if x.data_ptr() != at or x.dtype != first.dtype or not x.is_contiguous():
-            return torch.cat([x.reshape(-1) for x in parts])
-        at += x.nbytes
-    if at > first.untyped_storage().data_ptr() + first.untyped_storage().nbytes():  # one behind the other by chance
-        return torch.cat([x.reshape(-1) for x in parts])
-    return first.as_strided((sum(x.numel() for x in parts),), (1,))
-
-
 class Kind(NamedTuple):
     """What a weight belongs to, where its shape alone does not say."""
 

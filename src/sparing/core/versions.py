@@ -21,7 +21,7 @@ from sparing.core.compose import broadcaster
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each
 from sparing.core.protocols import Blended, Method, Report, View
-from sparing.core.tree import Tree, in_line, prefixed, under
+from sparing.core.tree import Tree, abreast, prefixed, under
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 
 NEVER = -1
@@ -76,7 +76,7 @@ def moved_all(model: Tree, update: Tree, covered: dict[str, Tensor | None]) -> T
         if len(some) < 2:
             continue
         trees = (model, update, covered) if some is masked else (model, update)
-        parts = moved(*(in_line([tree[name] for name in some]) for tree in trees))  # pyright: ignore
+        parts = moved(*(abreast([tree[name] for name in some])[0] for tree in trees))  # pyright: ignore
         pieces = parts.split([model[name].numel() for name in some])
         new |= {name: part.view_as(model[name]) for name, part in zip(some, pieces, strict=True)}
     return model | {n: new[n] if n in new else moved(model[n], x, covered.get(n)) for n, x in update.items()}

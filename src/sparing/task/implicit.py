@@ -19,6 +19,7 @@ from sparing.core.product import Product
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Grown, Tree
 from sparing.task.augment import augmented
+from sparing.task.chain import hooked
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.loop import gradients
@@ -43,14 +44,16 @@ def can_imply(model: nn.Module, local: Local) -> bool:
 def is_chain(model: nn.Module) -> bool:
     layers = chain(model)
     names = [f"{path}{name}" for path, layer in layers for name in layer.state_dict()]
-    hooked = any(
-        part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks
-        for part in model.modules()
-    )
     dense = [layer for _, layer in layers if type(layer) is nn.Linear]
     fine = all(type(layer) is nn.Linear or is_alone(layer) for _, layer in layers)
     tensors = {id(x) for x in model.state_dict(keep_vars=True).values()}
-    return fine and not hooked and len(dense) > 0 and list(model.state_dict()) == names and len(tensors) == len(names)
+    return (
+        fine
+        and not any(map(hooked, model.modules()))
+        and len(dense) > 0
+        and list(model.state_dict()) == names
+        and len(tensors) == len(names)
+    )
 
 
 def is_alone(layer: nn.Module) -> bool:

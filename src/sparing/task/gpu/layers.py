@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.core.factors import FactoredConv, FactoredLinear
+from sparing.task.chain import hooked
 from sparing.task.gpu.convolve import Convolution
 from sparing.task.gpu.dense import Dense
 from sparing.task.gpu.drop import Drop
@@ -156,10 +157,6 @@ def turn(layer: nn.Module, into: type, **about: Any) -> None:
     layer.__class__ = into
     for name, value in about.items():
         object.__setattr__(layer, name, value)
-
-
-def hooked(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 def convolves(layer: Any) -> bool:
