@@ -15,6 +15,7 @@ import yaml
 
 import sparing
 from sparing.core.errors import ConfigError, SparingError
+from sparing.run import folder as folder_of_runs
 from sparing.run import sweeping
 from sparing.run.config import load_study
 from sparing.run.gather import find, read
@@ -172,6 +173,23 @@ def test_a_grown_grid_keeps_what_was_tried(here, tmp_path):
     assert all(one.complete for one in trials)
     assert (tmp_path / "s" / "000-seed0" / "log.txt").read_text() == before, "it was not run again"
     assert len(planned(tmp_path / "s", small)) == 1
+
+
+def test_a_run_that_is_just_beginning_is_no_concern_of_others(here, tmp_path, monkeypatch):
+    """Another process makes its folder, or empties its tables, while this one looks."""
+    plan, seen = plan_of({"local.lr": [0.1]}, rounds=1), []
+    whole = folder_of_runs.write_atomic
+
+    def looking(path, data):
+        whole(path, data)
+        seen.append(read(path.parent).table)
+
+    monkeypatch.setattr(folder_of_runs, "write_atomic", looking)
+    sweep(plan, tmp_path / "s", 1)
+    assert seen == [[]], "once there is a config, there is all that a reader wants"
+    (tmp_path / "s" / "000-seed0" / "summary.json").unlink()
+    (tmp_path / "s" / "000-seed0" / "metrics.csv").unlink()
+    assert not planned(tmp_path / "s", plan)[0].complete
 
 
 def test_another_study_in_the_folder_is_refused(here, tmp_path):

@@ -67,10 +67,11 @@ class Folder:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to {path} ({error.strerror}); choose another folder") from None
-        write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
-        write_json(path / ENVIRONMENT, environment(config["device"]))
         folder = cls(path)
         folder.empty_tables()
+        write_json(path / ENVIRONMENT, environment(config["device"]))
+        # Last: who sees it takes this for a run, and may read it at once.
+        write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
         return folder
 
     @classmethod

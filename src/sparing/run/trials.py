@@ -20,7 +20,7 @@ from sparing.core.errors import ConfigError
 from sparing.run.compare import Stat, stat
 from sparing.run.config import read_yaml
 from sparing.run.files import write_atomic, write_json
-from sparing.run.folder import CONFIG, FAILED
+from sparing.run.folder import CONFIG, FAILED, SUMMARY
 from sparing.run.gather import read
 from sparing.run.results import last
 from sparing.run.sweep import Settings, Sweep, grid, key_of
@@ -122,7 +122,7 @@ def trial(folder: Path, plan: Sweep, number: int, settings: Settings, seeds: Seq
         path = run_folder(folder, number, seed)
         if (path / FAILED).exists():
             failed[seed] = (path / FAILED).read_text().strip()
-        elif (path / CONFIG).exists() and (run := read(path)).finished:
+        elif (path / SUMMARY).exists() and (run := read(path)).finished:
             up, down = (sum(getattr(r, name) for r in run.table) for name in ("up_bytes", "down_bytes"))
             judged = last(run.table, plan.judge)
             if judged != judged:
