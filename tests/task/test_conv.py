@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparing.task import conv
-from sparing.task.conv import SmallConv, is_small
+from sparing.task.conv import UnfoldedConv, is_small
 from sparing.task.working import working_copy
 
 CPU = torch.device("cpu")
@@ -101,7 +101,7 @@ def test_other_convolutions_stay_as_they_are(name):
     layer = OTHERS[name]
     if isinstance(layer, nn.LazyConv2d):
         layer(torch.zeros(1, 4, 5, 5))  # becomes a plain one
-        assert type(copied(layer)) is SmallConv
+        assert type(copied(layer)) is UnfoldedConv
     else:
         assert type(copied(layer)) is type(layer)
 

@@ -315,3 +315,36 @@ def test_a_plan_is_held_to_the_loop(tmp_path):
     assert can_imply(odd, Local()), "nothing to be seen from outside"
     with pytest.raises(ConfigError, match=r"plan\.path is implicit"):
         sparing.run(task_of(odd), **STUDY, plan={"path": "implicit"})
+
+
+def test_a_hook_set_between_two_calls_is_seen():
+    model, data = built(plain), cohort()
+    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)), tree_of(model), context(data))
+    train(*how, path="implicit")
+    model[0].register_forward_hook(lambda layer, args, out: 2 * out)
+    with pytest.raises(ConfigError, match="implicit training is for networks"):
+        train(*how, path="implicit")
+
+
+def test_a_model_changed_between_two_calls_is_seen():
+    model, data = nn.Sequential(nn.Linear(6, 6), nn.LeakyReLU(0.1), nn.Linear(6, 6)), cohort()
+    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)))
+    train(*how, tree_of(model), context(data), path="implicit")
+    model[1] = nn.LeakyReLU(0.9)
+    mine, loop = (train(*how, tree_of(model), context(data), path=path)[0] for path in ("implicit", "loop"))
+    assert all(torch.allclose(mine[name], x, atol=1e-5) for name, x in loop.items())
+    model[2].weight = model[0].weight
+    with pytest.raises(ConfigError, match="implicit training is for networks"):
+        train(*how, tree_of(model), context(data), path="implicit")
+
+
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+def test_one_update_that_is_too_large_is_refused_among_many(engine):
+    g = torch.Generator().manual_seed(0)
+    shards = [(torch.randn(4, 5, generator=g), torch.randn(4, 1, generator=g)) for _ in range(64)]
+    shards[3] = shards[3][0] * 1500, shards[3][1]
+    torch.manual_seed(0)
+    task = sparing.Task(lambda: nn.Linear(5, 1), train=shards, test=shards[0])
+    how = {"local": {"epochs": 1, "batch": 4, "lr": 0.5}, "plan": {"path": "implicit", "chunk": 16}}
+    with pytest.raises(TrainingError, match="client 3 sent an update of size"):
+        sparing.run(task, "fedavg", rounds=1, sample=64, engine=engine, **how)

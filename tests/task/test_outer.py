@@ -1,5 +1,7 @@
 """Steps taken from the factors of a gradient are the steps of the gradient, whatever a model does with its layers."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +12,7 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, tree_of
 from sparing.task import chain, outer
 from sparing.task.clients import Clients
+from sparing.task.conv import UnfoldedConv, has_few_places, recast_convolutions
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
 from sparing.task.outer import ROWS, OuterLinear, descend, is_plain, product, ready
@@ -79,6 +82,28 @@ class Unused(nn.Module):
         return self.layer(x)
 
 
+class Folded(nn.Module):
+    """Convolutions of few places, one of them used twice; what is learned from may be their slope."""
+
+    def __init__(self, sloped: bool = False):
+        super().__init__()
+        self.first, self.twice = nn.Conv2d(1, 192, (1, 3), padding=1, bias=False), nn.Conv2d(192, 192, 3, padding=1)
+        self.last, self.head = nn.Conv2d(192, 64, (2, 3), stride=(2, 3)), nn.Linear(6 if sloped else 128, 3)
+        self.sloped = sloped
+
+    def folded(self, x):
+        return self.last(self.twice(self.twice(self.first(x)).tanh())).tanh()
+
+    def forward(self, x):
+        x = x.unflatten(1, (1, 2, 3))
+        if not self.sloped:
+            return self.head(self.folded(x).flatten(1))
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            slope = torch.autograd.grad(self.folded(x).square().mean(), x, create_graph=True)[0]
+        return self.head(slope.flatten(1))
+
+
 MODELS = {
     "chain": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3)),
     "twice": Twice,
@@ -87,6 +112,11 @@ MODELS = {
     "mapped": Mapped,
     "sequence": Sequence,
     "unused": Unused,
+    "folded": Folded,
+    "folded and sloped": lambda: Folded(sloped=True),
+    "folded in a chain": lambda: nn.Sequential(
+        nn.Unflatten(1, (6, 1, 1)), nn.Conv2d(6, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32, 3)
+    ),
     "pooled": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 1), nn.MaxPool2d((1, 2)), nn.Flatten(), nn.Linear(8, 3)
     ),
@@ -155,13 +185,42 @@ def test_layers_that_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     model = nn.Sequential(nn.Linear(6, 8), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3))
     work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
-    assert work.dense == [work.module[0], work.module[2]]
-    assert not working_copy(model, torch.device("cpu"), stacked=True, static=False).dense
+    assert work.outer == [work.module[0], work.module[2]]
+    assert not working_copy(model, torch.device("cpu"), stacked=True, static=False).outer
     work.module[2].weight.requires_grad_(False)
-    assert ready(work.dense, Phase()) == [work.module[0]]
-    assert not ready(work.dense, Phase(momentum=0.5))
+    assert ready(work.outer, Phase()) == [work.module[0]]
+    assert not ready(work.outer, Phase(momentum=0.5))
     monkeypatch.setattr(outer, "LARGE", 49)
-    assert not working_copy(model, torch.device("cpu"), stacked=False, static=False).dense
+    assert not working_copy(model, torch.device("cpu"), stacked=False, static=False).outer
+
+
+@pytest.mark.parametrize("laid", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("how", [((3, 3), (1, 1), (1, 1)), ((1, 3), (1, 2), (0, 1))])
+@pytest.mark.parametrize("images", [3, 12])
+def test_convolutions_move_by_factors_where_places_are_few(images, how, laid):
+    few, g = images == 3, torch.Generator().manual_seed(0)
+    plain = nn.Conv2d(2, 90, *how).double().to(memory_format=laid)
+    layer = copy.deepcopy(plain)
+    layer.__class__ = UnfoldedConv
+    x = torch.randn(images, 2, 3, 4, generator=g, dtype=torch.float64).requires_grad_()
+    assert has_few_places(x, layer) == few
+    x_plain, *wanted = torch.autograd.grad(plain(x).cos().sum(), [x, *plain.parameters()])
+    ready([layer], Phase(lr=0.5))
+    x_ours, weight, bias = torch.autograd.grad(layer(x).cos().sum(), [x, *layer.parameters()], allow_unused=True)
+    assert (weight is None) == few
+    assert torch.allclose(x_ours, x_plain, atol=CLOSE)
+    assert torch.allclose(bias, wanted[1], atol=CLOSE)
+    descend(layer(x).cos().sum(), [layer.weight], [layer], 0.5)
+    assert torch.allclose(layer.weight, plain.weight - 0.5 * wanted[0], atol=CLOSE)
+
+
+def test_a_convolution_whose_weight_is_laid_out_oddly_moves_by_its_gradient(monkeypatch):
+    monkeypatch.setattr("sparing.task.outer.LARGE", 1)
+    layer = nn.Conv2d(4, 64, 3)
+    assert recast_convolutions(layer) == [layer]
+    layer = nn.Conv2d(4, 64, 3)
+    layer.weight = nn.Parameter(layer.weight.detach().transpose(0, 1).contiguous().transpose(0, 1))
+    assert recast_convolutions(layer) == []
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -213,8 +272,8 @@ def test_whose_weights_nothing_else_looks_at(name, monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     make, alone = SEEN[name]
     work = working_copy(make(), torch.device("cpu"), stacked=False, static=False)
-    assert {layer.alone for layer in work.dense} <= {alone}
-    assert not alone or work.dense
+    assert {layer.alone for layer in work.outer} <= {alone}
+    assert not alone or work.outer
 
 
 def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):

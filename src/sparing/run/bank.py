@@ -239,9 +239,9 @@ def checked_rows(rows: Tree, template: Tree, k: int) -> Tree:
 
 
 def checked_saved(saved: Tree, names: set[str]) -> None:
-    """A checkpoint of another method or another kind of bank has other names in it."""
+    """A checkpoint of another method, another kind of bank or an older release may have other names in it."""
     if saved.keys() != names:
         raise CheckpointError(
             f"the checkpoint holds client state {sorted(saved)} where this run needs {sorted(names)}; "
-            "resume with the method and the kind of bank (memory or disk) that it was saved with"
+            "resume with the method, the kind of bank (memory or disk) and the release that it was saved with"
         )

@@ -95,7 +95,7 @@ def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[i
     made = recipes(entries)
     net = remade(built(model, shape, classes), made)
     layout = layout_of(net)
-    whole = compose(layout, *made)
+    whole = compose(layout, *made, sure=True)
     initial = tree_of(net, layout)
     row = first_row(whole, initial)
     rows = open_bank(row, CLIENTS) if row else None

@@ -21,6 +21,7 @@ from sparing.run.bank import Bank
 from sparing.run.clock import clocked, is_timed
 from sparing.run.config import EvaluateSection, Study
 from sparing.run.folder import Folder
+from sparing.run.heap import give_back
 from sparing.run.results import Record, Result, best, last
 
 Logger = Callable[[Record], None]
@@ -37,7 +38,7 @@ class Run:
     bank: Bank
     server: Server
     folder: Folder | None
-    fingerprint: str
+    fingerprint: str  # what a checkpoint must agree with; empty where there is no folder for one
     job: Job
     rows: Bank | None = None  # what the server keeps of every client
     scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
@@ -51,6 +52,7 @@ class Run:
             self.rows.close()
         if self.scratch:
             self.scratch.cleanup()
+        give_back()
 
 
 def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:

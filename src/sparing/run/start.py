@@ -25,6 +25,7 @@ from sparing.run.bank import open_bank
 from sparing.run.config import FleetSection, Study, study_from
 from sparing.run.environment import environment
 from sparing.run.folder import LOG, SERVER_SLOTS, SLOTS, Folder
+from sparing.run.heap import keep_freed
 from sparing.run.log import logging_to
 from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
@@ -137,7 +138,7 @@ def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     job = Job(
-        method=compose(layout, *made, local=study.local.local()),
+        method=compose(layout, *made, local=study.local.local(), sure=fleet.sure),
         task=task.to(device),
         model=model,
         initial=tree.tree_of(model, layout),
@@ -146,6 +147,8 @@ def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
         fleet=fleet,
         rest=tree.rest_of(model, layout),
     )
+    if device.type == "cpu":
+        keep_freed()
     if job.method.fit is not None:
         fit = job.method.fit
         job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
@@ -209,7 +212,7 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
         if folder is None:
             raise ConfigError("plan.parcels is kept, but this run has no folder to keep them in; name one (out=...)")
         engine = Debug(job, bank, keeping(folder.path / "parcels"))
-    found = fingerprint(study, job)
+    found = fingerprint(study, job) if folder else ""
     return Run(study, job.task.name, clients, engine, bank, server, folder, found, job, rows, scratch)
 
 

@@ -1,12 +1,14 @@
 """Local training of a chunk of clients without forming their weights: implicit SGD for chains of dense layers.
 
 After some steps of plain SGD a client's weights are W = W0 + D^T H. H `[visits, in]` holds the inputs of all samples it
-has visited, D `[visits, out]` the gradients of the outputs, times -lr. So a forward is h W0^T + b + (h H^T) D and a
-backward d W0 + (d D^T) H. Where all clients start from the same W0, its products are one product for the whole chunk,
-and what is left for each client alone grows with the samples it has visited, not with its weights. What is added to
-those is handed on as it is, a `Product` of D and H. Memory per client: visits * (in + out) a layer.
+has visited, D `[visits, out]` the gradients of the outputs, times -lr; its biases are the weights of an input that is
+always 1. So a forward is h W0^T + b0 + (h H^T + 1) D and a backward d W0 + (d D^T) H. Where all clients start from the
+same W0, its products are one product for the whole chunk, and what is left for each client alone grows with the samples
+it has visited, not with its weights. What is added to those is handed on as it is, a `Product` of D and H. Memory per
+client: visits * (in + out) a layer.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -38,7 +40,11 @@ def can_imply(model: nn.Module, local: Local) -> bool:
     >>> can_imply(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), Local()), can_imply(nn.LayerNorm(4), Local())
     (True, False)
     """
-    return is_chain(model) and all(is_plain(phase) for phase in every_phase(local))
+    return is_chain(model) and is_all_plain(local)
+
+
+def is_all_plain(local: Local) -> bool:
+    return all(is_plain(phase) for phase in every_phase(local))
 
 
 def is_chain(model: nn.Module) -> bool:
@@ -95,32 +101,35 @@ class Dense(NamedTuple):
 
     path: str  # what the names of its tensors begin with
     weight: Tensor  # [1 or K, out, in] before the phase
-    bias: Tensor | None  # [K, out] now
+    bias: Tensor | None  # [1 or K, out] before the phase
     inputs: Tensor  # [K, visits, in] of all samples visited; no visits where the weight is not trained
-    moves: Tensor  # [K, visits, out] -lr times the gradient of the output
+    moves: Tensor  # [K, visits, out] -lr times the gradient of the output; no visits where nothing is
     trains: tuple[bool, bool]  # weight, bias
+    after: list[nn.Module]  # the plain layers up to the next dense one
     ahead: bool = False  # all inputs were known before the phase
-    outputs: Tensor | None = None  # [K, visits, out] of `weight` alone, for all these inputs
+    outputs: Tensor | None = None  # [K, visits, out] of `weight` and `bias`, for all these inputs
 
 
 def implicit(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
 ) -> tuple[Grown, Tensor]:
     """The models after training and the reported losses `[K]`."""
-    if not can_imply(model, local):
+    copies, k = COPIES.setdefault(model, []), len(ctx.ids)
+    now = (*signature(model, device), any(map(hooked, model.modules())))
+    known, work = copies.pop() if copies else (None, None)
+    fits = known == now or is_chain(model)
+    if not fits or not is_all_plain(local):
         raise ConfigError(
             "implicit training is for networks that are an nn.Sequential of nn.Linear, activations and nn.Dropout, and "
             "for plain SGD (no momentum, decay, clip, prox or correction): use path 'loop' or 'stacked'"
         )
-    copies, k = COPIES.setdefault(model, []), len(ctx.ids)
-    now = signature(model, device)
-    known, work = copies.pop() if copies else (None, None)
     if work is None or known != now:
         work = still_copy(model, device)
     state, added, losses = {name: start[name] for name in work.state}, {}, torch.zeros(k)
-    for number, phase in enumerate(local.phases):
-        state |= {name: state[name] + x for name, x in added.items()}
-        added, losses = train_phase(work, loss, data, phase, number, state, ctx, device)
+    with torch.no_grad():
+        for number, phase in enumerate(local.phases):
+            state |= {name: state[name] + x for name, x in added.items()}
+            added, losses = train_phase(work, loss, data, phase, number, state, ctx, device)
     copies.append((now, work))
     still = {name: x.new_zeros(k, *x.shape[1:]) for name, x in state.items() if name not in added}
     return Grown(state, {name: added[name] if name in added else still[name] for name in state}), losses
@@ -144,90 +153,98 @@ def train_phase(
     """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
     order = None if plan.ordered else plan.order.to(device)
-    layers = laid_out(work, data, state, trained(work, phase), plan, order, device)
-    ahead = layers[0][1] is not None and layers[0][1].ahead
+    places = torch.cat([at[:, :width] for at, width in zip(plan.places, plan.width, strict=True)], 1)  # [K, visits]
+    before, layers = laid_out(work, data, state, trained(work, phase), plan, places, order, device)
+    y = data.y.index_select(0, places.flatten()).to(device).unflatten(0, places.shape)
     seen = torch.zeros(len(plan.alive), len(plan.order), dtype=torch.float64, device=device)
     past = 0
     for t, (m, width) in enumerate(zip(plan.alive, plan.width, strict=True)):
-        places = plan.places[t, :m, :width]
         work.step.begin(plan.keys[t, :m])
         now, h = slice(past, past + width), None
-        if not ahead:
-            h = augmented(prepared(data.x[places].to(device)), plan.views[t, :m], data.augment).flatten(0, 1)
-        output, steps = forward(layers, h, m, now)
-        losses = each(loss, output, data.y[places].to(device).flatten(0, 1)).view(m, width)
-        if plan.full[t]:
-            values = losses.mean(1)
-        else:
-            real = plan.real[t, :m, :width]
-            values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
-        grads = gradients(values.sum(), [z for *_, z in steps])
-        for (dense, rows, _), grad in zip(steps, grads, strict=True):
-            remember(dense, rows, grad, m, now, phase.lr)
+        if not layers[0].ahead:
+            x = prepared(data.x[places[:m, now]].to(device))
+            h = through_all(before, augmented(x, plan.views[t, :m], data.augment).flatten(0, 1))
+        output, backs = forward(layers, h, m, now)
+        with torch.enable_grad():
+            losses = each(loss, output.requires_grad_(), y[:m, now].flatten(0, 1)).view(m, width)
+            if plan.full[t]:
+                values = losses.mean(1)
+            else:
+                real = plan.real[t, :m, :width]
+                values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
+            (grad,) = gradients(values.sum(), [output])
+        backward(layers, backs, grad * -phase.lr, m, now)
         seen[t, :m] = values.detach()
         past += width
     back = None if order is None else order.argsort()
     added: Tree = {}
-    for _, dense in layers:
-        if dense is not None:
-            added |= formed(dense, state, back)
+    for dense in layers:
+        added |= formed(dense, back)
     return added, reported(seen.cpu(), plan, phase, number, ctx)
 
 
-Layers = list[tuple[nn.Module, Dense | None]]
-
-
 def laid_out(
-    work: Working, data: Clients, state: Tree, names: list[str], plan: Plan, order: Tensor | None, device: torch.device
-) -> Layers:
-    """All layers, or those from the first dense one on, where its inputs of the whole phase can be known ahead.
+    work: Working, data: Clients, state: Tree, names: list[str], plan: Plan, places: Tensor, order: Tensor | None,
+    device: torch.device,
+) -> tuple[list[nn.Module], list[Dense]]:  # fmt: skip
+    """The layers before the first dense one, and the dense ones with what comes after each.
 
-    Where all clients train in all steps, they also go through its weights in one go.
+    The first one's inputs of the whole phase are known ahead, where nothing before it is drawn anew. Where all clients
+    train in all steps, they also go through its weights in one go.
     """
     layers = chain(work.module)
-    first = next(i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear))
-    ahead = None
-    if not data.augment and not any(isinstance(layer, nn.Dropout) for _, layer in layers[:first]):
-        ahead = first_inputs(layers[: first + 1], plan, data, device)
-        layers = layers[first:]
-    out: Layers = []
-    for i, (path, layer) in enumerate(layers):
-        dense = None
-        if isinstance(layer, nn.Linear):
-            dense = dense_of(path, state, names, plan, order, None if i else ahead)
-        if dense is not None and dense.ahead and plan.alive[-1] == len(plan.order):
+    at = [i for i, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
+    before, ahead = [layer for _, layer in layers[: at[0]]], None
+    if not data.augment and not any(isinstance(layer, nn.Dropout) for layer in before):
+        ahead = first_inputs(before, data, places, layers[at[0]][0], device)
+    out = []
+    for i, j in zip(at, [*at[1:], len(layers)], strict=True):
+        after = [layer for _, layer in layers[i + 1 : j]]
+        dense = dense_of(layers[i][0], state, names, plan, order, ahead if i == at[0] else None, after)
+        if dense.ahead and plan.alive[-1] == len(plan.order):
             dense = dense._replace(outputs=through(dense, dense.inputs))
-        out.append((layer, dense))
-    return out
+        out.append(dense)
+    return before, out
 
 
-def first_inputs(layers: list[tuple[str, nn.Module]], plan: Plan, data: Clients, device: torch.device) -> Tensor:
-    """What comes to the last of these layers from the samples of all visits: `[K, visits, in]`."""
-    places = torch.cat([at[:, :width] for at, width in zip(plan.places, plan.width, strict=True)], 1)
+def first_inputs(before: list[nn.Module], data: Clients, places: Tensor, path: str, device: torch.device) -> Tensor:
+    """What comes to the first dense layer from the samples in these places: `[K, visits, in]`."""
     h = prepared(data.x.index_select(0, places.flatten()).to(device))
-    for _, layer in layers[:-1]:
+    return rows_of(through_all(before, h), len(places), path)
+
+
+def through_all(layers: list[nn.Module], h: Tensor) -> Tensor:
+    for layer in layers:
         h = layer(h)
-    return rows_of(h, len(places), layers[-1][0])
+    return h
 
 
-def dense_of(path: str, state: Tree, names: list[str], plan: Plan, order: Tensor | None, ahead: Tensor | None) -> Dense:
+def dense_of(
+    path: str, state: Tree, names: list[str], plan: Plan, order: Tensor | None, ahead: Tensor | None,
+    after: list[nn.Module],
+) -> Dense:  # fmt: skip
     weight, bias, k = state[f"{path}weight"], state.get(f"{path}bias"), len(plan.order)
     trains = f"{path}weight" in names, f"{path}bias" in names
-    visits = sum(plan.width) if trains[0] else 0
+    visits = sum(plan.width)
     room = weight.new_empty if plan.alive[-1] == k else weight.new_zeros  # zero where a client does not train
-    inputs = room(k, visits, weight.shape[2]) if ahead is None else ahead
-    moves = room(k, visits, weight.shape[1])
-    weight = weight[order] if weight.shape[0] > 1 and order is not None else weight
-    if bias is not None:
-        bias = bias.expand(k, -1).clone() if order is None else bias.expand(k, -1)[order]
-    return Dense(path, weight, bias, inputs, moves, trains, ahead is not None)
+    inputs = room(k, visits if trains[0] else 0, weight.shape[2]) if ahead is None else ahead
+    moves = room(k, visits if any(trains) else 0, weight.shape[1])
+    if order is not None:
+        weight = weight[order] if weight.shape[0] > 1 else weight
+        bias = bias[order] if bias is not None and bias.shape[0] > 1 else bias
+    return Dense(path, weight, bias, inputs, moves, trains, after, ahead is not None)
 
 
 def through(dense: Dense, rows: Tensor) -> Tensor:
-    """`rows [m, B, in]` through the weights before the phase: `[m, B, out]`."""
-    if dense.weight.shape[0] > 1:
-        return torch.bmm(rows, dense.weight[: len(rows)].mT)
-    return (rows.reshape(-1, rows.shape[2]) @ dense.weight[0].T).unflatten(0, rows.shape[:2])
+    """`rows [m, B, in]` through weights and biases before the phase: `[m, B, out]`."""
+    weight, bias, (m, _, wide) = dense.weight, dense.bias, rows.shape
+    if weight.shape[0] == 1 and bias is not None and bias.shape[0] == 1:
+        return torch.addmm(bias, rows.reshape(-1, wide), weight[0].T).view(m, -1, bias.shape[1])
+    if weight.shape[0] == 1:
+        z = (rows.reshape(-1, wide) @ weight[0].T).view(m, -1, weight.shape[1])
+    else:
+        z = torch.bmm(rows, weight[:m].mT)
+    return z if bias is None else z.add_(bias[:m, None])
 
 
 def rows_of(h: Tensor, m: int, path: str) -> Tensor:
@@ -236,60 +253,84 @@ def rows_of(h: Tensor, m: int, path: str) -> Tensor:
             f"implicit training wants rows of numbers before '{path}weight', seen samples of shape "
             f"{list(h.shape[1:])}: put an nn.Flatten before it or use path 'loop'"
         )
-    return h.unflatten(0, (m, -1))
+    return h.view(m, -1, h.shape[1])
 
 
-Used = tuple[Dense, Tensor, Tensor]
-"""A dense layer that is trained, what went in `[m, B, in]`, and what came out `[m, B, out]`."""
+Back = Callable[[Tensor], Tensor]
+"""Leads the gradient by the outputs of some layers back to their inputs; may overwrite it."""
 
 
-def forward(layers: Layers, h: Tensor | None, m: int, now: slice) -> tuple[Tensor, list[Used]]:
-    """The outputs of the first m clients, and how the dense layers were used; `now` says which visits these are.
+def forward(layers: list[Dense], h: Tensor | None, m: int, now: slice) -> tuple[Tensor, list[Back]]:
+    """The outputs of the first m clients, and the ways back through the plain layers after each dense one.
 
-    `h [m * B, ...]` holds their samples, None where the first layer knows its inputs.
+    `h [m * B, ...]` holds what comes to the first dense layer, None where it knows that; `now` says which visits these
+    are.
     """
-    steps = []
-    for layer, dense in layers:
-        if dense is None:
-            h = layer(h)
-            continue
+    backs = []
+    for dense in layers:
         rows = dense.inputs[:m, now] if h is None else rows_of(h, m, dense.path)
-        z = product(dense, rows, m, now)
-        if any(dense.trains):
-            z.requires_grad_()
-            steps.append((dense, rows.detach(), z))
-        h = z.flatten(0, 1)
+        if dense.trains[0] and not dense.ahead:
+            dense.inputs[:m, now] = rows
+        h, back = behind(dense.after, product(dense, rows, m, now).flatten(0, 1))
+        backs.append(back)
     assert h is not None
-    return h, steps
+    return h, backs
+
+
+def behind(layers: list[nn.Module], z: Tensor) -> tuple[Tensor, Back]:
+    """What plain layers make of z, which may be overwritten, and the way back."""
+    if not layers:
+        return z, lambda grad: grad
+    if len(layers) == 1 and type(layers[0]) is nn.ReLU:
+        h = z.relu_()
+        return h, lambda grad: grad.mul_(h.sign())  # where and masked_fill_ take ten times as long
+    with torch.enable_grad():
+        out = through_all(layers, z.requires_grad_())
+    return out.detach(), lambda grad: torch.autograd.grad(out, z, grad)[0]
+
+
+def backward(layers: list[Dense], backs: list[Back], grad: Tensor, m: int, now: slice) -> None:
+    """Remembers how the outputs of dense layers move; `grad` is -lr times the gradient by the last layer's output."""
+    lowest = next((i for i, dense in enumerate(layers) if any(dense.trains)), len(layers))
+    for i in reversed(range(lowest, len(layers))):
+        dense, step = layers[i], backs[i](grad).view(m, now.stop - now.start, -1)
+        if any(dense.trains):
+            dense.moves[:m, now] = step  # padding has no gradient
+        if i > lowest:
+            grad = product_back(dense, step, m, now).flatten(0, 1)
 
 
 def product(dense: Dense, rows: Tensor, m: int, now: slice) -> Tensor:
-    """`rows [m, B, in]` through the weights that m clients have now: `[m, B, out]`."""
+    """`rows [m, B, in]` through the weights and biases that m clients have now: `[m, B, out]`."""
     z = through(dense, rows) if dense.outputs is None else dense.outputs[:, now]
-    if dense.bias is not None:
-        z = z + dense.bias[:m, None]
+    if not now.start or not any(dense.trains):
+        return z
+    past = slice(0, now.start)
+    alike = rows.new_full((1, 1, 1), float(dense.trains[1]))  # inputs now and before, with the one of the biases
+    if dense.trains[0]:
+        alike = torch.baddbmm(alike, rows, dense.inputs[:m, past].mT)
+    alike, moves = alike.expand(m, rows.shape[1], now.start), dense.moves[:m, past]
+    return z.baddbmm_(alike, moves) if dense.outputs is None else torch.baddbmm(z, alike, moves)
+
+
+def product_back(dense: Dense, step: Tensor, m: int, now: slice) -> Tensor:
+    """From the outputs `[m, B, out]` of the weights that m clients have now to their inputs: `[m, B, in]`."""
+    if dense.weight.shape[0] > 1:
+        out = torch.bmm(step, dense.weight[:m])
+    else:
+        out = (step.flatten(0, 1) @ dense.weight[0]).view(m, step.shape[1], -1)
     if now.start and dense.trains[0]:
         past = slice(0, now.start)
-        z = torch.baddbmm(z, torch.bmm(rows, dense.inputs[:m, past].mT), dense.moves[:m, past])
-    return z
+        out.baddbmm_(torch.bmm(step, dense.moves[:m, past].mT), dense.inputs[:m, past])
+    return out
 
 
-def remember(dense: Dense, rows: Tensor, grad: Tensor, m: int, now: slice, lr: float) -> None:
-    """One step of SGD on the first m clients; padding has no gradient."""
-    step = torch.mul(grad, -lr, out=dense.moves[:m, now]) if dense.trains[0] else grad * -lr
-    if dense.trains[0] and not dense.ahead:
-        dense.inputs[:m, now] = rows
-    if dense.bias is not None and dense.trains[1]:
-        dense.bias[:m] += step.sum(1)
-
-
-def formed(dense: Dense, state: Tree, back: Tensor | None) -> Tree:
+def formed(dense: Dense, back: Tensor | None) -> Tree:
     """What the phase adds to weight and bias, `[K, ...]`; `back` leads to the order of ctx.ids, None: it is that."""
     rows = slice(None) if back is None else back
     out: Tree = {}
     if dense.bias is not None and dense.trains[1]:
-        name = f"{dense.path}bias"
-        out[name] = dense.bias[rows] - state[name]
+        out[f"{dense.path}bias"] = dense.moves[rows].sum(1)
     if dense.trains[0]:
         out[f"{dense.path}weight"] = Product(dense.moves[rows], dense.inputs[rows])
     return out

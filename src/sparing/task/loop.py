@@ -108,7 +108,7 @@ def train_phase(
     params = [work.state[name] for name in names]
     for name in work.params:
         work.state[name].requires_grad_(name in names)
-    values, layers = [p.detach() for p in params], ready(work.dense, phase)
+    values, layers = [p.detach() for p in params], ready(work.outer, phase)
     aside = rows_of(job.aside, phase, names, slice(k, k + 1), alone=True)
     memory = kept(fresh(phase, values), names, remembered, slice(None))
     pairs = factor_pairs(names)

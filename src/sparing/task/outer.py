@@ -6,7 +6,7 @@ The gradient of a dense layer's weight is d^T x, d being the gradient of its out
 one matrix product that adds to W, while forming the gradient first costs writing and reading a second W.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from sparing.core.protocols import Phase
 from sparing.task.chain import hooked
 from sparing.task.optim import is_plain
 
-KNOWN = "torch.nn.modules.", "sparing.task.keyed", "sparing.task.chain", "sparing.task.conv"
+KNOWN = "torch.nn.modules.", *(f"sparing.task.{name}" for name in ("keyed", "chain", "conv", "outer"))
 LARGE = 1 << 18
 """Weights from which on it pays, measured on one core: a tenth to a quarter less time from here on, none below."""
 ROWS = 8
@@ -24,11 +24,29 @@ ROWS = 8
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-class Dense(torch.autograd.Function):
-    """x W^T + b. Where autograd wants the gradient of W, (d, x) are put on the layer's list.
+class Outer(Protocol):
+    """A layer that leaves the gradient of its weight as factors while it has a list for them."""
 
-    A layer whose weight nobody else looks at takes the step at once, since W has just been read.
-    """
+    weight: Tensor
+    factors: list[tuple[Tensor, Tensor]] | None
+    lr: float
+    alone: bool  # whether nothing but this layer, once a step, looks at its weight
+
+    def move(self, d: Tensor, x: Tensor) -> None:
+        """W -= lr times the gradient that d and x are the factors of."""
+        ...
+
+
+def leave(layer: Outer, d: Tensor, x: Tensor) -> None:
+    """A layer whose weight nobody else looks at takes the step at once, since W has just been read."""
+    if layer.alone:
+        layer.move(d, x)
+    elif layer.factors is not None:
+        layer.factors.append((d, x))
+
+
+class Dense(torch.autograd.Function):
+    """x W^T + b. Where autograd wants the gradient of W, d and x are left to the layer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: "OuterLinear") -> Tensor:
@@ -42,24 +60,24 @@ class Dense(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         wants_x, _, wants_bias, _ = ctx.needs_input_grad
         back = product(d, weight.T) if wants_x else None
-        if ctx.layer.alone:
-            move(weight, d, x, ctx.layer.lr)
-        else:
-            ctx.layer.factors.append((d, x))
+        leave(ctx.layer, d, x)
         return back, None, d.flatten(0, -2).sum(0) if wants_bias else None, None
 
 
 class OuterLinear(nn.Linear):
-    """nn.Linear, which leaves the gradient of its weight as factors while it has a list for them."""
+    """nn.Linear, which does so."""
 
     factors: list[tuple[Tensor, Tensor]] | None = None
     lr = 0.0
-    alone = False  # whether nothing but this layer, once a step, looks at its weight
+    alone = False
 
     def forward(self, input: Tensor) -> Tensor:
         if self.factors is None or input.ndim < 2 or in_other_hands(input):
             return super().forward(input)
         return Dense.apply(input, self.weight, self.bias, self)
+
+    def move(self, d: Tensor, x: Tensor) -> None:
+        self.weight.addmm_(d.flatten(0, -2).T, x.flatten(0, -2), alpha=-self.lr)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -70,10 +88,6 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
-def move(weight: Tensor, d: Tensor, x: Tensor, lr: float) -> None:
-    weight.addmm_(d.flatten(0, -2).T, x.flatten(0, -2), alpha=-lr)
-
-
 def in_other_hands(x: Tensor) -> bool:
     """Within autocast, or within torch.func: then gradients are not what they seem."""
     return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()
@@ -82,11 +96,15 @@ def in_other_hands(x: Tensor) -> bool:
 def recast_dense(model: nn.Module) -> list[OuterLinear]:
     """Turn the large dense layers of this working copy into the ones above."""
     layers = [layer for layer in model.modules() if type(layer) is nn.Linear and is_large(layer.weight)]
-    alone = bool(layers) and is_transparent(model)
     for layer in layers:
         layer.__class__ = OuterLinear
-        object.__setattr__(layer, "alone", alone)
     return layers  # pyright: ignore[reportReturnType]
+
+
+def look_around(layers: list[Outer], model: nn.Module) -> None:
+    alone = bool(layers) and is_transparent(model)
+    for layer in layers:
+        layer.alone = alone
 
 
 def is_transparent(model: nn.Module) -> bool:
@@ -105,14 +123,14 @@ def is_large(weight: Tensor) -> bool:
     return isinstance(weight, nn.Parameter) and weight.numel() >= LARGE
 
 
-def ready(layers: list[OuterLinear], phase: Phase) -> list[OuterLinear]:
+def ready(layers: list[Outer], phase: Phase) -> list[Outer]:
     """Those of these layers whose weight moves by factors in this phase."""
     for layer in layers:
         layer.factors, layer.lr = [] if is_plain(phase) and layer.weight.requires_grad else None, phase.lr
     return [layer for layer in layers if layer.factors is not None]
 
 
-def descend(loss: Tensor, params: list[Tensor], layers: list[OuterLinear], lr: float) -> None:
+def descend(loss: Tensor, params: list[Tensor], layers: list[Outer], lr: float) -> None:
     """A step of plain SGD. A weight that is used elsewhere too moves by the gradient from there as well."""
     for layer in layers:
         (layer.factors or []).clear()  # a gradient taken within the forward may have left something
@@ -121,7 +139,8 @@ def descend(loss: Tensor, params: list[Tensor], layers: list[OuterLinear], lr: f
     grads = torch.autograd.grad(loss, params, allow_unused=True)
     with torch.no_grad():
         moving = [(p, g) for p, g in zip(params, grads, strict=True) if g is not None]
-        torch._foreach_add_([p for p, _ in moving], [g for _, g in moving], alpha=-lr)
+        if moving:
+            torch._foreach_add_([p for p, _ in moving], [g for _, g in moving], alpha=-lr)
         for layer in layers:
             while layer.factors:
-                move(layer.weight, *layer.factors.pop(), lr)
+                layer.move(*layer.factors.pop())

@@ -12,7 +12,7 @@ from sparing.core.tree import Tree
 from sparing.task.chain import recast_chains, turn_back
 from sparing.task.conv import recast_convolutions
 from sparing.task.keyed import Step, recast
-from sparing.task.outer import OuterLinear, recast_dense
+from sparing.task.outer import Outer, look_around, recast_dense
 
 HEAVY = 1 << 20
 """Weights of a large convolution."""
@@ -26,7 +26,7 @@ class Working(NamedTuple):
     alias: dict[str, str]  # every state_dict name -> the name in `state` under which that tensor stands
     scratch: list[tuple[Tensor, Tensor]]  # buffers that are not in the state_dict, and what they start as
     params: frozenset[str]  # of `state`: those that may be trained
-    dense: list[OuterLinear]  # large dense layers; none where stacked
+    outer: list[Outer]  # large layers, whose weights may move by factors; none where stacked
     channels_last: bool
     device: torch.device
 
@@ -35,10 +35,11 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
     module = copy.deepcopy(model).to(device).train()
     step = recast(module, stacked, static)
     last = not stacked and likes_channels_last(module)
+    outer: list[Outer] = []
     if not stacked:
         recast_chains(module)
-        recast_convolutions(module)
-    dense = [] if stacked else recast_dense(module)
+        outer = [*recast_dense(module), *recast_convolutions(module)]
+        look_around(outer, module)
     if last:
         for x in (*module.parameters(), *module.buffers()):
             x.data = x.data.to(memory_format=torch.channels_last) if x.ndim == 4 else x.data
@@ -51,13 +52,15 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
         state.setdefault(alias[name], x)
     scratch = [(x, x.clone()) for x in module.buffers() if id(x) not in seen]
     params = frozenset(name for name, x in state.items() if isinstance(x, nn.Parameter) and x.requires_grad)
-    return Working(module, step, state, alias, scratch, params, dense, last, device)
+    return Working(module, step, state, alias, scratch, params, outer, last, device)
 
 
 def signature(model: nn.Module, device: torch.device) -> tuple:
     """What a working copy takes over from its model, beside the shapes."""
-    layers = tuple((type(layer), getattr(layer, "p", None), layer.training) for layer in model.modules())
-    return device, layers, tuple((x.shape, x.dtype, x.requires_grad) for x in model.state_dict(keep_vars=True).values())
+    layers = tuple((type(layer), layer.extra_repr(), layer.training) for layer in model.modules())
+    state, first = list(model.state_dict(keep_vars=True).values()), {}
+    tied = tuple(first.setdefault(id(x), i) for i, x in enumerate(state))
+    return device, layers, tied, tuple((x.shape, x.dtype, x.requires_grad) for x in state)
 
 
 def likes_channels_last(module: nn.Module) -> bool:
