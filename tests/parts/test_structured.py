@@ -356,3 +356,22 @@ def test_a_model_with_nothing_to_thin_is_refused():
     structured(dense, 0.3, dense=True)
     with pytest.raises(MethodError, match=r"no convolution or dense layer; drop fedscr"):
         structured(bare, 0.3, dense=True)
+
+
+@pytest.mark.parametrize("name", ["plain", "fedscr+int8"])
+def test_where_every_parcel_arrives_nothing_is_remembered_of_what_is_never_changed(name):
+    inner = structured(LAYOUT, 2.0)
+    inner = inner if name == "plain" else chain(inner, quant.uniform(LAYOUT, 8))
+    ways = [feedback(inner, sure=sure) for sure in (False, True)]
+    states = [expand(codec.init(LAYOUT), 2) for codec in ways]
+    assert states[1].keys() == ({"residual/0.weight"} if name == "plain" else states[0].keys())
+    for t in range(1, 5):
+        ctx, parcel = make_ctx([4, 6], t=t), update_parcel(LAYOUT, 2, seed=t)
+        outs = []
+        for i, codec in enumerate(ways):
+            out, states[i] = codec.encode(parcel, states[i], view_of(ctx))
+            outs.append(out)
+        assert to_bytes(outs[0], 1) == to_bytes(outs[1], 1)
+        assert all(torch.equal(x, states[0][n]) for n, x in states[1].items())
+        untouched = outs[1].leaves.keys() - {"0.weight"}
+        assert name != "plain" or all(outs[1].leaves[n].value is parcel.leaves[n].value for n in untouched)

@@ -14,6 +14,7 @@ from sparing.task.captured import RECORDS
 from sparing.task.clients import Clients
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy
+from sparing.task.optim import frobenius
 
 pytestmark = [
     pytest.mark.gpu,
@@ -156,6 +157,23 @@ def test_factored_layers(ranks):
     for name, x in loop[0].items():
         torch.testing.assert_close(graph[0][name], x, rtol=5e-4, atol=5e-5)
     assert isinstance(graph[0].added.get("7.weight"), Product) == (not ranks), "nothing else keeps it from being formed"
+
+
+@pytest.mark.parametrize("near", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(5, 3, 40), (128, 64, 1500), (7, 16, 128)])
+def test_both_factors_step_together(shape, near):
+    from sparing.task.gpu.decay import step_together
+
+    (m, r, n), lr, decay = shape, 0.1, 1e-3
+    g = torch.Generator().manual_seed(0)
+    a, b, grad = (torch.randn(3, *x, generator=g).cuda() / 8 for x in ((m, r), (r, n), (r, n)))
+    decayed = frobenius([torch.zeros_like(a), grad], [a, b], [(0, 1)], decay)
+    want = [x - lr * y for x, y in zip((a, b), decayed, strict=True)]
+    rounded = torch.zeros_like(b, dtype=near)
+    step_together(a, b, b if near == torch.float32 else rounded, grad, lr, decay)
+    assert torch.allclose(a, want[0], rtol=1e-4, atol=1e-4)
+    assert torch.allclose(b, want[1], rtol=1e-4, atol=1e-4)
+    assert near == torch.float32 or torch.equal(rounded, b.bfloat16())
 
 
 def test_room_that_is_not_needed_changes_nothing():

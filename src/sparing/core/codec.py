@@ -48,7 +48,9 @@ def chain(*codecs: Codec) -> Codec:
 
     name = "+".join(codec.name for codec in codecs)
     traits = frozenset[str]().union(*(codec.traits for codec in codecs))
-    return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits)
+    known = [codec.changes for codec in codecs if codec.changes is not None]
+    changes = frozenset[str]().union(*known) if len(known) == len(codecs) else None
+    return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits, changes)
 
 
 def past(codec: Codec, names: frozenset[str]) -> Codec:
@@ -82,19 +84,22 @@ def past(codec: Codec, names: frozenset[str]) -> Codec:
     return codec._replace(encode=encode, decode=decode, schema=schema, lost=lost)
 
 
-def feedback(codec: Codec, private: frozenset[str] = frozenset()) -> Codec:
+def feedback(codec: Codec, private: frozenset[str] = frozenset(), sure: bool = False) -> Codec:
     """Error feedback: what `codec` leaves out or rounds away is added to the next update.
 
     decoded + residual = wanted, exactly for sparsifiers, to rounding for quantisers. Coordinates outside the scope
     of a round keep their residual, as do clients that sit out. A parcel that never arrived is put back by `lost`.
-    Private tensors are never sent, so nothing is remembered of them.
+    Private tensors are never sent, so nothing is remembered of them; nor, where parcels are `sure` to arrive, of what
+    the codec leaves as it is.
     """
+
+    apart = codec.changes if sure else None
 
     def init(layout: Layout) -> Tree:
         residual = {
             name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name])
             for name in layout.params
-            if layout.dtypes[name].is_floating_point and name not in private
+            if layout.dtypes[name].is_floating_point and name not in private and (apart is None or name in apart)
         }
         return prefixed("residual", residual) | prefixed("inner", codec.init(layout))
 

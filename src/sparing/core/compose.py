@@ -13,17 +13,17 @@ from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Remade
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
-def compose(layout: Layout, *recipes: Recipe, local: Local | None = None) -> Method:
-    """Apply recipes in order to plain FedAvg over this layout, and check the result."""
+def compose(layout: Layout, *recipes: Recipe, local: Local | None = None, sure: bool = False) -> Method:
+    """Apply recipes in order to plain FedAvg over this layout, and check the result; `sure`: see `Method`."""
     local = local or Local()
-    method = applied(recipes, Method(layout, everything(layout, local.buffers), local=local))
+    method = applied(recipes, Method(layout, everything(layout, local.buffers), local=local, sure=sure))
     refuse_unsound(method)
     if method.fit is None:
         return method
     fit = method.fit.kept if method.fit.kept is not None and method.share.private else method.fit
     sizes = []
     for size, smaller in enumerate(fit.layouts):
-        plain = Method(smaller, everything(smaller, local.buffers), local=local, fit=fit, size=size)
+        plain = Method(smaller, everything(smaller, local.buffers), local=local, sure=sure, fit=fit, size=size)
         sizes.append(applied(recipes, plain))
     refuse_state_of_sizes(method, sizes)
     return method._replace(fit=fit, sizes=tuple(sizes))
@@ -105,7 +105,7 @@ def beside(a: Share, b: Share) -> Share:
 def uplink(method: Method) -> Codec:
     """The client's whole chain, with error feedback around it if the method asks for memory."""
     codec = past(chain(*method.up), method.share.values)
-    return feedback(codec, method.share.private | method.share.values) if method.memory else codec
+    return feedback(codec, method.share.private | method.share.values, method.sure) if method.memory else codec
 
 
 def downlink(method: Method) -> Codec:

@@ -1,5 +1,7 @@
 """The weight that voted on each coordinate of a tensor: a number while all voters share one mask, a tensor once not."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -64,9 +66,18 @@ class Cover:
         votes = self.dense
         if votes is None:
             assert self.total is not None
-            votes = self.total if self.mask is None else self.mask * self.total
+            if self.mask is None:
+                weight, some = divisor(self.total.to(like.device, non_blocking=True))
+                return weight, some.expand(like.shape)
+            votes = self.mask * self.total
         votes = votes.to(like.device, non_blocking=True)
         return votes.expand(like.shape), (votes > 0).expand(like.shape)
+
+
+@lru_cache(maxsize=4)
+def divisor(total: Tensor) -> tuple[Tensor, Tensor]:
+    """What to divide by, 1 where nobody counts anything, and whether somebody does; once for all tensors."""
+    return total.masked_fill(total == 0, 1.0), total > 0
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:

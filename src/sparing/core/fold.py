@@ -59,13 +59,13 @@ class Fold:
         share_K = admitted(arrival, weight_K, seen, self.grid, self.roll, looked=together)
         if self.plain:
             self.plain.add(arrival, torch.ones_like(weight_K), {}, positive=True)
-        if not together or self.sum:
-            self.make_room(arrival.update)
         if together:
+            if self.sum:
+                self.make_room(arrival.update)
             sum_together(self.sum, arrival.update, share_K, self.grid, arrival.ctx)
         else:
             for name, update in arrival.update.items():
-                accumulate(self.sum[name], *terms(update, share_K), self.grid.limit[name])
+                self.sum[name] = added(self.sum.get(name), *terms(update, share_K), self.grid.limit[name])
         total = share_K.sum()
         for name, update in arrival.update.items():
             scope, cover = arrival.scope.get(name), self.cover.setdefault(name, Cover())
@@ -223,6 +223,17 @@ def too_large_products(names: list[str], found: list[Tensor], grid: Grid, ctx: C
             raise beyond(int(ctx.here[0][k]), float(bounds[i, k]), names[i], grid.limit[names[i]], ctx)
 
     return judge
+
+
+def added(total: Tensor | None, update: Tensor, share_K: Tensor, limit: float) -> Tensor:
+    """The sum with these terms; one that begins with a single term is that, rounded as `accumulate` does it."""
+    if total is None and len(share_K) == 1:
+        first = update.to(torch.float64, copy=True, memory_format=torch.contiguous_format)
+        return first.mul_(share_K).add_(3 * limit).sub_(3 * limit)
+    if total is None:
+        total = update.new_zeros(1, *update.shape[1:], dtype=torch.float64)
+    accumulate(total, update, share_K, limit)
+    return total
 
 
 def accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:

@@ -70,7 +70,8 @@ class Product(Tensor):
 
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
-        return self.weighted_parts(weight_K).sum(0, keepdim=True)
+        parts = self.weighted_parts(weight_K)
+        return parts if len(parts) == 1 else parts.sum(0, keepdim=True)
 
     def weighted_parts(self, weight_K: Tensor) -> Tensor:
         """The same as a few terms of a sum, `[terms, out, in]`: factors in bfloat16 are multiplied as they are."""

@@ -60,6 +60,7 @@ class Codec(NamedTuple):
     name: str = ""
     lossy: bool = False
     traits: frozenset[str] = frozenset()  # what `compose` looks at: sparse, codes, ranks, ...
+    changes: frozenset[str] | None = None  # all others come out as the same tensors; None: any may be changed
 
 
 class Arrival(NamedTuple):
@@ -255,6 +256,7 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
     broadcast: Broadcast | None = None  # None: clients are sent values, and the model moves by the update itself
+    sure: bool = False  # no upload is ever lost
 
 
 Recipe = Callable[[Method], Method]

@@ -46,11 +46,12 @@ class Roll:
         if not self.ids:
             raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
         order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
-        index = None if order == list(range(len(order))) else carried(torch.tensor(order), device)
+        here = None if order == list(range(len(order))) else torch.tensor(order)
+        there = here if here is None else carried(here, device)
 
         def whole(parts: list[Tensor]) -> Tensor:
             x = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return x if index is None else x[index.to(x.device)]
+            return x if here is None else x[there if x.is_cuda else here]
 
         ids = whole([ids.to(device) for ids, *_ in self.parts])
         weight = whole([share_K.to(device) for _, share_K, _ in self.parts])

@@ -21,12 +21,12 @@ from sparing.core.errors import MethodError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold
 from sparing.core.keys import Ctx
 from sparing.core.later import Doubts, doubt
-from sparing.core.learned import learned
-from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, spec_of
+from sparing.core.learned import learned, overlaid
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, cleared_all, spec_of
 from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
 from sparing.core.reach import bounds
 from sparing.core.roll import sound
-from sparing.core.tree import Kept, Layout, Trained, Tree, column, expand, prefixed, to, under
+from sparing.core.tree import Kept, Layout, Trained, Tree, abreast, column, expand, prefixed, to, under
 from sparing.core.versions import first_past, moved_all, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
@@ -104,7 +104,8 @@ def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
         model = method.fit.shrink(server.fit, model, method.fit.size(ctx), ctx)
     method = sized(method, ctx)
     cuts = method.share.down(server.share, model, ctx)
-    leaves = {name: Leaf(cleared(model[name], cut.mask), scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
+    values = cleared_all(model, cuts)
+    leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     parcel = Parcel(leaves, notes)
     if not method.down:
         return parcel
@@ -323,9 +324,9 @@ def cuts_of(parcel: Parcel) -> Cuts:
 def overlay(own: Tree, got: Parcel) -> Tree:
     """A client's model: what came, written over its own copy."""
     start = dict(own)
-    for name, leaf in got.leaves.items():
-        start[name] = leaf.value if leaf.scope is None else torch.where(leaf.scope, leaf.value, own[name])
-    return start
+    parts = {name: (own[name], leaf.value, leaf.scope) for name, leaf in got.leaves.items() if leaf.scope is not None}
+    start |= {name: leaf.value for name, leaf in got.leaves.items() if name not in parts}
+    return start | overlaid(parts)
 
 
 def forgotten(memory: Tensor, written: Leaf | None) -> Tensor:
@@ -366,5 +367,5 @@ def voted(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> Te
     """How many of the parameters somebody voted on."""
     masks = {name: covered[name] for name in layout.params if name in update}
     hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)
-    some = [mask.reshape(-1) for mask in masks.values() if mask is not None]
-    return torch.cat(some).sum() + hit if some else torch.tensor(hit)
+    some = [mask for mask in masks.values() if mask is not None]
+    return abreast(some).sum() + hit if some else torch.tensor(hit)

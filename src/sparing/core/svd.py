@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -116,12 +117,17 @@ def exact_soon(matrices: list[Tensor], ranks: list[int]) -> Soon:
 
 
 def resolved(gram: Tensor, rank: int) -> tuple[Strength, list[Tensor]]:
-    """Of x^T x: how strong x is; its singular values s, its right vectors v, and v / s, of which x makes the left."""
-    squares, vectors = torch.linalg.eigh(gram)
-    squares, v = squares.flip(1).clamp(min=0), vectors.flip(2)[:, :, :rank]
-    s = squares[:, :rank].sqrt()
-    s = s.masked_fill(s <= TINY * s[:, :1], 0.0)
-    return Strength(squares.sum(1), s), [s, v, v / s.masked_fill(s == 0, torch.inf)[:, None]]
+    """Of x^T x: how strong x is; its singular values s, its right vectors v, and v / s, of which x makes the left.
+
+    Mostly in NumPy: every operation of torch lets another thread take its turn, and there are many small ones.
+    """
+    squares, vectors = (x.numpy()[..., ::-1] for x in torch.linalg.eigh(gram))
+    squares, v = squares.clip(min=0), vectors[:, :, :rank]
+    s = np.sqrt(squares[:, :rank])
+    s[s <= TINY * s[:, :1]] = 0.0
+    over = v / np.where(s == 0, np.inf, s)[:, None]
+    strength = Strength(torch.from_numpy(squares.sum(1)), torch.from_numpy(s))
+    return strength, [strength.s, torch.from_numpy(v.copy()), torch.from_numpy(over)]
 
 
 def known(matrices: list[Tensor], found: list[Svd]) -> Soon:

@@ -11,6 +11,7 @@ and one hash serve all of it.
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from threading import Lock
 from typing import NamedTuple
 
@@ -101,26 +102,27 @@ def abreast(parts: Sequence[Tensor]) -> Tensor:
     >>> abreast([whole[:, :1], whole[:, 1:].view(2, 2, 2)]).data_ptr() == whole.data_ptr()
     True
     """
-    sizes = [math.prod(x.shape[1:]) for x in parts]
-    first, wide, k = parts[0], sum(sizes), parts[0].shape[0]
-    at, item = first.data_ptr(), first.element_size()
+    shapes = [x.shape for x in parts]
+    first, k, rows = parts[0], shapes[0][0], [row_of(shape) for shape in shapes]
+    wide, dtype, at, item = sum(row[0] for row in rows), first.dtype, first.data_ptr(), first.element_size()
+    if not any(first.stride()) and all(x.data_ptr() == at and not any(x.stride()) for x in parts):
+        return first.as_strided((k, wide), (0, 0))  # one number, shown many times
     end = item * (first.storage_offset() + k * wide)
-    standing = sizes[0] > 0 and end <= first.untyped_storage().nbytes()
-    for x, size in zip(parts, sizes, strict=True):
-        if not standing or (x.data_ptr(), x.dtype, x.shape[0]) != (at, first.dtype, k) or not in_rows(x, wide):
+    standing = rows[0][0] > 0 and end <= first.untyped_storage().nbytes()
+    for x, shape, (size, steps) in zip(parts, shapes, rows, strict=True):
+        own = x.stride()
+        alike = own[1:] == steps or all(n == 1 or a == b for n, a, b in zip(shape[1:], own[1:], steps, strict=True))
+        apart = not alike or shape[0] != k or (k > 1 and own[0] != wide)
+        if not standing or apart or x.data_ptr() != at or x.dtype != dtype:
             return torch.cat([flat(x) for x in parts], 1)
         at += item * size
     return first.as_strided((k, wide), (wide, 1))
 
 
-def in_rows(x: Tensor, wide: int) -> bool:
-    """Whether the entries of each row lie side by side, and rows `wide` apart."""
-    steps, after = x.stride(), 1
-    for n, step in zip(reversed(x.shape[1:]), reversed(steps[1:]), strict=True):
-        if n != 1 and step != after:
-            return False
-        after *= n
-    return steps[0] == wide or x.shape[0] == 1
+@lru_cache(maxsize=1024)
+def row_of(shape: torch.Size) -> tuple[int, tuple[int, ...]]:
+    """How many entries a row has, and its steps where they lie side by side."""
+    return math.prod(shape[1:]), torch.empty(shape[1:], device="meta").stride()
 
 
 class Kind(NamedTuple):

@@ -57,10 +57,10 @@ class Stale:
 
 def spreads(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
     """Of tensors of k clients and the model's: the sums of differences and of their squares, float64 `[2, n]`."""
-    if all(ready(x) for x, _ in pairs):
+    if all(ready(x) and x.dtype == origin.dtype == torch.float32 for x, origin in pairs):
         from sparing.core.gpu.spread import spreads as together
 
-        return together([flat(x).expand(k, -1) for x, _ in pairs], [flat(origin)[0] for _, origin in pairs])
+        return together(pairs, k)
     parts = []
     for x, origin in pairs:
         away = flat(x.double() - origin).expand(k, -1)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import check_range
+from sparing.core.gpu import carried
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Arrival, Blended, Report, Step, Weigh
 from sparing.core.reduce import total
@@ -36,7 +37,7 @@ def by_rank(weighting: str, temperature: float, ratios: Sequence[float], sizes: 
 
     def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
         weight_K = torch.tensor([table[size] for size in sizes(arrival.ctx).tolist()], dtype=torch.float64)
-        return weight_K.to(arrival.ctx.ids.device, non_blocking=True), {}
+        return carried(weight_K, arrival.ctx.ids.device), {}
 
     return Weigh(of, lambda ctx: float(ctx.cohort), name=f"rank ({weighting})", positive=min(table) >= SURE)
 

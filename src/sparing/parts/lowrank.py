@@ -24,6 +24,7 @@ from sparing.core.factors import (
     summable,
 )
 from sparing.core.factors import sides as sides_of
+from sparing.core.gpu import carried
 from sparing.core.keys import Ctx, hashes, uniforms
 from sparing.core.later import doubt
 from sparing.core.protocols import Fit, Report
@@ -120,7 +121,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
     def own_ranks(ctx: Ctx) -> Tree:
         """What of each factored layer these K clients have: ranks `[K]`."""
         table = torch.tensor([list(ranks[size].values()) for size in sizes(ctx).tolist()])
-        return dict(zip(layers, table.to(ctx.ids.device, non_blocking=True).unbind(1), strict=True))
+        return dict(zip(layers, carried(table, ctx.ids.device).unbind(1), strict=True))
 
     fit = Fit(
         sizes=sizes,

@@ -247,10 +247,9 @@ def joined(tree: Tree, layout: Layout) -> Tensor:
 def pieces(mask: Tensor, layout: Layout, told: bool = False) -> Cuts:
     """A mask over all parameters, `[K, d]`, cut into one per tensor."""
     shapes = {name: layout.shapes[name] for name in layout.params}
-    parts = mask.split([math.prod(shape) for shape in shapes.values()], dim=1)
+    rows, parts = mask.shape[0], mask.split([math.prod(shape) for shape in shapes.values()], dim=1)
     return {
-        name: Cut(part.reshape(len(mask), *shape), told)
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
+        name: Cut(part.reshape(rows, *shape), told) for (name, shape), part in zip(shapes.items(), parts, strict=True)
     }
 
 

@@ -115,7 +115,7 @@ def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
 
 def groups(leaves: dict[str, Leaf], over: str) -> list[list[str]]:
     """Which leaves are looked at side by side: on a GPU all of them, since there every operation costs."""
-    alike = len({(leaf.value.dtype, len(leaf.value)) for leaf in leaves.values()}) == 1
+    alike = len({(leaf.value.dtype, leaf.value.shape[0]) for leaf in leaves.values()}) == 1
     together = alike and all(ready(leaf.value) for leaf in leaves.values())
     return [list(leaves)] if leaves and (together or over == "model") else [[name] for name in leaves]
 

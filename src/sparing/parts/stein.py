@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.gpu import brought, stretched
+from sparing.core.gpu import brought, ready, stretched
 from sparing.core.inner import Term, products
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
 from sparing.core.parcel import both
 from sparing.core.protocols import Arrival, Blended, Method, Report, Step
-from sparing.core.reduce import total
+from sparing.core.reduce import DEPTH, LANES, total
 from sparing.core.tree import Layout, Tree, abreast
 
 log = logging.getLogger("sparing")
@@ -33,6 +33,8 @@ LOW, HIGH = 0.2, 1.0
 TARGET_BETA = 0.9
 """How slowly the target follows where beta is used for the coefficient."""
 GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+MOST = LANES * DEPTH
+"""Clients whose numbers are one block of a sum."""
 TINY = 1e-300
 """In place of a mass of zero, under a sum of zero."""
 NOTHING = 1e-18
@@ -126,19 +128,25 @@ def stein(layout: Layout, settings: Settings) -> Step:
         names = [name for name in params if name in blended.update]
         which = chosen(state, names)
         aims = aim(state, which, blended)
-        ready = len(names) > 0 and ctx.round > s.warmup and len(blended.weight) >= 2
-        after, update, c = dict(state), blended.update, torch.ones(len(names), dtype=torch.float64)
-        if ready:
-            c, noise = measured(blended, aims, state, ctx, s)
-            pulled = strongest(noise, names, s.only)
-            if s.beta_role == "coefficient":
-                smooth = torch.cat([state[f"smooth/{name}"] for name in names])
-                c = s.beta * smooth + (1 - s.beta) * c
-                after |= zip((f"smooth/{name}" for name in names), torch.where(pulled, c, smooth).split(1), strict=True)
-            c = c.masked_fill(~pulled, 1.0)
-            update = update | shrunk(update, aims, c)
-        follow(after, names, blended)
+        mass, c = together(state, names, blended), None
+        after, update = dict(state), blended.update
+        if names and ctx.round > s.warmup and len(blended.weight) >= 2:
+            c, noise = measured(blended, aims, state, ctx, s, mass)
+            if s.only < 1 or s.beta_role == "coefficient":
+                pulled = strongest(noise, names, s.only)
+                if s.beta_role == "coefficient":
+                    smooth = torch.cat([state[f"smooth/{name}"] for name in names])
+                    c = s.beta * smooth + (1 - s.beta) * c
+                    now = torch.where(pulled, c, smooth).split(1)
+                    after |= zip((f"smooth/{name}" for name in names), now, strict=True)
+                c = c.masked_fill(~pulled, 1.0)
+        if mass is not None:
+            update = update | taken_in(after, names, update, aims, mass, c)
+        else:
+            update = update if c is None else update | shrunk(update, aims, c)
+            follow(after, names, blended)
         after["rounds"] = state["rounds"] + 1
+        c = torch.ones(len(names), dtype=torch.float64) if c is None else c
         report: Report = {}
 
         def judge(c: Tensor) -> None:
@@ -170,6 +178,33 @@ def stein(layout: Layout, settings: Settings) -> Step:
                 covered = blended.covered[name]
                 for key, x in zip((f"sum{i}/{name}", f"mass{i}/{name}"), moved, strict=True):
                     state[key] = x if covered is None else torch.where(covered, x, state[key])
+
+    def together(state: Tree, names: list[str], blended: Blended) -> Tensor | None:
+        """The masses of all layers in a row, where kernels can take these at once: on a GPU, without masks."""
+        one = s.target == "ema" and s.estimator == "consistent" and len(betas) == 1 and betas[0] != 1
+        if not one or not names or blended.apart or any(blended.covered[name] is not None for name in names):
+            return None
+        masses = [state[f"mass0/{name}"] for name in names]
+        fine = all(ready(blended.update[name]) for name in names) and all(x.numel() == 1 for x in masses)
+        return abreast(masses)[0] if fine else None
+
+    def taken_in(
+        state: Tree, names: list[str], update: Tree, aims: dict[str, Aim], mass: Tensor, c: Tensor | None
+    ) -> Tree:
+        """`shrunk` and `follow` at once; the next round's targets come of it too."""
+        from sparing.core.gpu.shrink import shrunk as at_once
+
+        xs, old = [update[name] for name in names], [state[f"sum0/{name}"] for name in names]
+        sizes, target = tuple(x.numel() for x in xs), abreast([aims[name].m for name in names])[0]  # pyright: ignore
+        out, many = at_once(abreast(xs)[0], target, abreast(old)[0], mass, c, sizes, (betas[0], 1 - betas[0], TINY))
+        new, sums, m, away = ([part.view_as(x) for part, x in zip(row.split(sizes), xs, strict=True)] for row in out)
+        before = [state[f"mass0/{name}"] for name in names]
+        masses, there = ([x.view_as(y) for x, y in zip(row.split(1), before, strict=True)] for row in (many, many > 0))
+        state |= {f"sum0/{name}": x for name, x in zip(names, sums, strict=True)}
+        state |= {f"mass0/{name}": x for name, x in zip(names, masses, strict=True)}
+        key = [(name, 0, *map(id, pair)) for name, *pair in zip(names, sums, masses, strict=True)]
+        last[:] = [(key, [sums, masses], {n: Aim(*aim) for n, *aim in zip(names, m, there, away, strict=True)})]
+        return {} if c is None else dict(zip(names, new, strict=True))
 
     def check(method: Method) -> None:
         if [step.name for step in method.blend.steps].count("stein") > 1:
@@ -212,13 +247,24 @@ def shrunk(update: Tree, aims: dict[str, Aim], c: Tensor) -> Tree:
     return {name: part.view_as(x) for (name, x), part in zip(xs.items(), parts, strict=True)}
 
 
-def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> tuple[Tensor, Tensor]:
-    """Every layer's c, and its noise p v / |X - m|^2, `[layers]`: NaN where c is not defined."""
+def measured(
+    blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings, mass: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Every layer's c, and its noise p v / |X - m|^2, `[layers]`: 1 and NaN where c is not defined.
+
+    Where there are masses in a row, a kernel does it.
+    """
     inside = {name: by_entry(aim.there) for name, aim in aims.items()}
     terms = [term._replace(other=term.x) for term in apart(blended.update, aims, inside)]
-    d, _, size = products(terms, 1)[:, 0]
+    sums, away = products(terms, 1), blended.seen.get("away", blended.weight.new_empty(len(blended.weight), 0))
+    f = 1 - len(blended.weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
+    if mass is not None and len(blended.weight) <= MOST:
+        from sparing.core.gpu import shrink
+
+        sizes = brought(tuple(blended.update[name].numel() for name in aims), mass.device)
+        return shrink.measured(blended.weight, away, sums, mass, sizes, state["rounds"], (f, NOTHING, LOW, HIGH))
+    d, _, size = sums[:, 0]
     weight, p = blended.weight / blended.weight.sum(), entries(blended.update, aims, d)
-    away = blended.seen.get("away", weight.new_empty(len(weight), 0))
     w2, q = total(torch.cat([weight.square()[None], (weight[:, None] * away).T])).split((1, away.shape[1]))
     known = (p > 2) & ~(d <= NOTHING * size) & (w2 < 1)
     if s.target == "ema":
@@ -229,10 +275,9 @@ def measured(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: S
         c, noise = 1 - (p - 2) * (d / p) / d, torch.ones_like(d)
     else:
         q = q + (d - size) if s.target == "uniform" else q  # the clients were compared with zero
-        f = 1 - len(weight) / (ctx.clients - ctx.held) if s.population == "finite" else 1.0
         noise = f * (w2 / (1 - w2)) * (q / d - 1).clamp(min=0.0)
         c = 1 - (p - 2) / p * noise
-    return c.clamp(LOW, HIGH), noise.masked_fill(~known, math.nan)
+    return c.clamp(LOW, HIGH).masked_fill(~known, 1.0), noise.masked_fill(~known, math.nan)
 
 
 def entries(update: Tree, aims: dict[str, Aim], like: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ so F + C bits say which blocks follow. Keeping what was left out is the task of 
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -36,14 +37,14 @@ def structured(
     """
     refuse(threshold, mode, adaptive)
     names = thinned(layout, dense)
+    last: list[tuple[list[Tensor | None], Tensor]] = []
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         bar = view.notes["threshold"].double()[:, None] if adaptive else threshold
         leaves, notes = dict(parcel.leaves), dict(parcel.notes)
         here = [name for name in names if name in leaves]
-        for name in here:
+        for name, (filters, channels) in zip(here, chosen([leaves[name] for name in here], bar, mode), strict=True):
             leaf = leaves[name]
-            filters, channels = chosen(leaf, bar, mode)
             value = cleared(leaf.value, filters & channels)
             leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, filters, channels))
         if adaptive:
@@ -51,8 +52,16 @@ def structured(
         return Parcel(leaves, notes), state
 
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
-        """There is nothing to undo; the receiver counts what did not come, for `watched`."""
-        return parcel._replace(notes=parcel.notes | {"pruned": pruned(parcel, names)})
+        """There is nothing to undo; the receiver counts what did not come, for `watched`.
+
+        Error feedback asks for this too, so the last count is kept, with what was counted.
+        """
+        masks = [mask for name in names if name in parcel.leaves for mask in masks_of(parcel.leaves[name])]
+        kept = next(iter(last), None)  # other threads may put theirs in its place
+        if kept is None or not masks or list(map(id, kept[0])) != list(map(id, masks)):
+            kept = masks, pruned(parcel, names)
+            last[:] = [kept]
+        return parcel._replace(notes=parcel.notes | {"pruned": kept[1]})
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = dict(expected.leaves)
@@ -64,7 +73,8 @@ def structured(
         numbers = {"divergence": 1, "significance": 1} if adaptive else {}
         return expected._replace(leaves=leaves, notes=expected.notes | numbers)
 
-    return Codec(encode, decode, schema, name="fedscr", lossy=True, traits=frozenset({"sparse"}))
+    traits, changes = frozenset({"sparse"}), frozenset(names)
+    return Codec(encode, decode, schema, name="fedscr", lossy=True, traits=traits, changes=changes)
 
 
 def refuse(threshold: float, mode: str, adaptive: bool) -> None:
@@ -91,23 +101,45 @@ def thinned(layout: Layout, dense: bool) -> list[str]:
     return names
 
 
-def chosen(leaf: Leaf, bar: Bar, mode: str) -> tuple[Tensor, Tensor]:
+def chosen(leaves: list[Leaf], bar: Bar, mode: str) -> list[tuple[Tensor, Tensor]]:
     """Which filters, bool `[K, F, 1, ...]`, and channels, `[K, 1, C, ...]`, are sent: none of one, none of the other.
 
     What is not a number passes, so that the server sees it and refuses it, instead of staying hidden in a residual.
+    All layers are looked at in one row: filters, then channels, layer by layer.
     """
-    u = leaf.value
+    if not leaves:
+        return []
+    pairs = [strengths(leaf.value) for leaf in leaves]
+    if mode == "relative":
+        pairs = [(ratio(f, f.amax(1, keepdim=True)), ratio(c, c.amax(1, keepdim=True))) for f, c in pairs]
+    sizes = tuple(x.shape[1] for pair in pairs for x in pair)
+    if mode == "budget":
+        cuts = [cut_of(*pair, entries(leaf), float(bar)) for pair, leaf in zip(pairs, leaves, strict=True)]
+        bar = torch.cat([cut.expand(-1, f.shape[1] + c.shape[1]) for cut, (f, c) in zip(cuts, pairs, strict=True)], 1)
+    passes = ~(torch.cat([x for pair in pairs for x in pair], 1) <= bar)
+    members, layer_of = stretches(sizes, passes.device)
+    some = (passes.double() @ members > 0).view(-1, len(leaves), 2).all(2)
+    parts = iter((passes & some[:, layer_of]).split(sizes, 1))
+    shapes = [leaf.value.shape for leaf in leaves]
+    return [
+        (next(parts).reshape(k, f, 1, *[1] * len(kernel)), next(parts).reshape(k, 1, c, *[1] * len(kernel)))
+        for k, f, c, *kernel in shapes
+    ]
+
+
+def strengths(u: Tensor) -> tuple[Tensor, Tensor]:
+    """sum |u| of every filter, `[K, F]`, and of every channel, `[K, C]`."""
     k, f, c = u.shape[:3]
     block = total(u.abs().reshape(k * f * c, -1)).reshape(k, f, c)
-    filt, chan = total(block.reshape(k * f, c)).reshape(k, f), total(block.mT.reshape(k * c, f)).reshape(k, c)
-    if mode == "relative":
-        filt, chan = ratio(filt, filt.amax(1, keepdim=True)), ratio(chan, chan.amax(1, keepdim=True))
-    if mode == "budget":
-        bar = cut_of(filt, chan, entries(leaf), float(bar))
-    filters, channels = ~(filt <= bar), ~(chan <= bar)
-    some = filters.any(1, keepdim=True) & channels.any(1, keepdim=True)
-    ones = [1] * (u.dim() - 3)
-    return (filters & some).reshape(k, f, 1, *ones), (channels & some).reshape(k, 1, c, *ones)
+    return total(block.reshape(k * f, c)).reshape(k, f), total(block.mT.reshape(k * c, f)).reshape(k, c)
+
+
+@lru_cache(maxsize=16)
+def stretches(sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Of a row in stretches of these sizes, two a layer: which number is in which, float64 `[numbers, stretches]` of 0
+    and 1, and in which layer each is."""
+    which = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    return torch.nn.functional.one_hot(which, len(sizes)).double().to(device), (which // 2).to(device)
 
 
 def entries(leaf: Leaf) -> Tensor:
@@ -160,12 +192,16 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
     return a / b.masked_fill(b == 0, 1.0)
 
 
+def masks_of(leaf: Leaf) -> list[Tensor | None]:
+    return [leaf.scope, *leaf.keep]
+
+
 def pruned(parcel: Parcel, names: list[str]) -> Tensor:
     """Which share of the shared entries did not come, `[K, L + 1]`: by layer, then of all; NaN where none is shared."""
     device = next((leaf.value.device for leaf in parcel.leaves.values()), torch.device("cpu"))
-    leaves = [parcel.leaves.get(name) for name in names]
+    leaves, k = [parcel.leaves.get(name) for name in names], clients(parcel)
     shared, came = (
-        torch.stack([count(leaf, mask_of, device).expand(clients(parcel)) for leaf in leaves], dim=1).double()
+        torch.stack([count(leaf, mask_of, device).expand(k) for leaf in leaves], dim=1).double()
         for mask_of in (lambda leaf: leaf.scope, sent)
     )
     return 1 - torch.cat([came, came.sum(1, keepdim=True)], 1) / torch.cat([shared, shared.sum(1, keepdim=True)], 1)
@@ -188,9 +224,9 @@ def watched(layout: Layout, dense: bool) -> Step:
 
         def judge(shares: Tensor) -> None:
             labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
-            report.update({name: x for name, x in zip(labels, shares.tolist(), strict=True) if x == x})
+            report.update({name: x for name, x in zip(labels, shares.nanmean(dim=0).tolist(), strict=True) if x == x})
 
-        doubt(ctx.doubts, blended.seen["pruned"].nanmean(dim=0), judge)
+        doubt(ctx.doubts, blended.seen["pruned"], judge)
         return blended.update, state, report
 
     return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr", reports=True)

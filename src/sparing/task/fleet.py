@@ -38,6 +38,11 @@ class Fleet(NamedTuple):
         """Whether all clients can always be reached."""
         return self.available >= 1 and self.trace is None and (self.held_out is None or not len(self.held_out))
 
+    @property
+    def sure(self) -> bool:
+        """Whether every upload arrives."""
+        return not self.dropout and self.deadline is None
+
     def present(self, seed: int, t: int, clients: int) -> Tensor:
         """Who can be reached in round t: bool `[N]`."""
         if self.everybody:

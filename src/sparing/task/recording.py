@@ -59,6 +59,7 @@ class Recording:
         self, model: nn.Module, loss: Loss, data: Clients, phase: Phase, static: bool, plan: Plan, k: int, steps: int,
         padded: bool, state: Tree, device: torch.device, precision: str,
     ) -> None:  # fmt: skip
+        from sparing.task.gpu.decay import MOST
         from sparing.task.gpu.layers import quicken, used_once
 
         self.work = working_copy(model, device, stacked=True, static=static)
@@ -66,7 +67,8 @@ class Recording:
         self.loss, self.data, self.phase, self.k, self.steps = loss, data, phase, k, steps
         self.half = torch.bfloat16 if precision == "bf16" else torch.float32
         self.width = plan.places.shape[2]
-        once = used_once(self.work.module, prepared(data.x[:2]).to(device)) if is_plain(phase) else set()
+        self.plain = is_plain(phase._replace(frobenius=0.0))
+        once = used_once(self.work.module, prepared(data.x[:2]).to(device)) if self.plain else set()
         self.past = quicken(self.work.module, precision)
         names, visits = trained(self.work, phase), steps * self.width
         self.dense = {
@@ -82,7 +84,10 @@ class Recording:
         skipped = [f"{name}.weight" for name in self.dense]
         kept = {name: x for name, x in self.work.state.items() if name not in skipped}
         names = [name for name in names if name not in skipped]
-        names.sort(key=lambda name: kept[name].numel() * k % 8 > 0)  # so that most begin at a multiple of 16 bytes
+        right = {names[b] for _, b in factor_pairs(names)} if phase.frobenius else set()
+        odd = {name: kept[name].numel() * k % 8 > 0 for name in names}
+        names.sort(key=lambda name: (name not in right, odd[name]))  # so that most begin at a multiple of 16 bytes
+        self.plain &= not right or (not padded and all(len(kept[name]) <= MOST for name in right))
         self.shapes = {name: kept[name].shape for name in names}
         self.moved = [*names, *skipped]
         self.others = {
@@ -93,10 +98,11 @@ class Recording:
         self.buffers = [name for name in self.others if not isinstance(kept[name], nn.Parameter)]
         total = sum(shape.numel() for shape in self.shapes.values())
         self.flat, self.added = (torch.zeros(k * total, device=device) for _ in range(2))
+        self.near = self.flat if self.half == torch.float32 else torch.zeros_like(self.flat, dtype=self.half)
         self.base = {name: torch.zeros(room(state[name], k), device=device) for name in names}
         rows = list(self.rows(self.flat).values())
         self.memory: Memory = fresh(phase, rows)
-        self.pairs = factor_pairs(names)
+        self.pairs = factor_pairs(names) if phase.frobenius else []
         self.t = self.past.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.sheet = torch.zeros(steps, self.width + 3, k, dtype=torch.int64, device=device)
         self.real = torch.ones(steps, k, self.width, dtype=torch.bool, device=device) if padded else None
@@ -204,6 +210,7 @@ class Recording:
     def begin(self) -> None:
         for name, x in self.rows(self.flat).items():
             x.copy_(self.base[name])
+        self.near.copy_(self.flat)
         remembered = [x for tensors in self.memory.values() for x in tensors]
         visited = [x for dense in self.dense.values() for x in (dense.moves, dense.inputs)]
         for x in remembered + visited:  # what another run left there may not be finite
@@ -228,16 +235,7 @@ class Recording:
         if self.data.augment:
             samples = augmented(samples, views, self.data.augment)
         grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
-        if is_plain(self.phase):
-            self.flat.add_(torch.cat([in_memory(grads[name]) for name in self.shapes]), alpha=-self.phase.lr)
-        else:
-            rows = list(self.rows(self.flat).values())
-            grads = [grads[name].float() for name in self.shapes]
-            before = None if real is None else self.rows(self.flat.clone())
-            update(self.phase, 0, rows, grads, Beside([], [], []), self.memory, self.pairs, stacked=True)
-            if real is not None and before is not None:  # those who have finished stay where they are
-                for x, old in zip(rows, before.values(), strict=True):
-                    x.copy_(torch.where(column(real[:, 0], x), x, old))
+        self.move(grads, real)
         for name, dense in self.dense.items():
             put(moves[name], dense.moves, self.t, -self.phase.lr)
             put(saw[name], dense.inputs, self.t, 1.0)
@@ -245,6 +243,30 @@ class Recording:
             self.others[name].copy_(x)
         self.seen.index_copy_(0, self.t, values[None].float())
         self.t.add_(1)
+
+    def move(self, grads: Tree, real: Tensor | None) -> None:
+        from sparing.task.gpu.decay import step_together
+
+        if self.plain:
+            moves, long = [in_memory(grads[name]) for name in self.shapes], len(self.pairs)
+            sizes = [len(x) for x in moves]
+            flat, near = self.flat.split(sizes), self.near.split(sizes)
+            for a, b in self.pairs:  # matrices, as they lie there
+                rank = list(self.shapes.values())[b][0]
+                x, y, move = (x[b].view(self.k, rank, -1) for x in (flat, near, moves))
+                step_together(flat[a].view(self.k, -1, rank), x, y, move, self.phase.lr, self.phase.frobenius)
+            rest = self.flat[sum(sizes[:long]) :].add_(torch.cat(moves[long:]), alpha=-self.phase.lr)
+            if self.near is not self.flat:
+                self.near[-len(rest) :].copy_(rest)
+            return
+        rows = list(self.rows(self.flat).values())
+        moves = [grads[name].float() for name in self.shapes]
+        before = None if real is None else self.rows(self.flat.clone())
+        update(self.phase, 0, rows, moves, Beside([], [], []), self.memory, self.pairs, stacked=True)
+        if real is not None and before is not None:  # those who have finished stay where they are
+            for x, old in zip(rows, before.values(), strict=True):
+                x.copy_(torch.where(column(real[:, 0], x), x, old))
+        self.near.copy_(self.flat)
 
     def given_as(self, samples: Tensor) -> Tensor:
         """In the numbers and the order of axes that the first layer reads."""
@@ -278,7 +300,7 @@ class Recording:
             total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum().clamp(min=1)
             return total, ({n: v.detach() for n, v in past.saw.items()}, {n: state[n].detach() for n in self.buffers})
 
-        params = self.rows(self.flat.to(self.half))
+        params = self.rows(self.near)
         probes = {name: d.probe for name, d in self.dense.items()}
         weights = {f"{name}.weight": d.weight for name, d in self.dense.items()}
         own = {name: w if w.shape[0] > 1 else w[0] for name, w in weights.items()}

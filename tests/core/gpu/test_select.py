@@ -54,3 +54,14 @@ def test_what_is_chosen_is_what_the_cpu_chooses(d, k):
     assert torch.equal(keys.cpu(), ctx.keys("m"))
     assert torch.equal(choose(keys, d, k).cpu(), choose(ctx.keys("m"), d, k))
     assert torch.equal(choose(keys[1:2], d, k).cpu(), choose(ctx.keys("m"), d, k)[1:2])
+
+
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_words_that_share_all_digits_looked_for_are_told_apart(passes, monkeypatch):
+    from sparing.core.gpu import select
+
+    monkeypatch.setattr(select, "PASSES", passes)
+    ctx = make_ctx([3, 8, 11])
+    keys = ctx._replace(ids=ctx.ids.cuda()).keys("m")
+    for d, k in ((10, 3), (5000, 2500), (70_000, 1)):
+        assert torch.equal(choose(keys, d, k).cpu(), choose(ctx.keys("m"), d, k))

@@ -15,6 +15,8 @@ from sparing.core.keys import GOLDEN
 
 BLOCK, TILE = 1 << 16, 1 << 11
 """Numbers that a program looks at, and of these at once."""
+PASSES = 4
+"""Digits that are looked for: all of a float32; words that share so many are few, and compared one by one."""
 FEW = 8
 """A digit that so small a part of a tile shares is counted one by one: a histogram takes the same time for any."""
 
@@ -109,6 +111,18 @@ def digits_kernel(
 
 
 @triton.jit
+def next_below(keys, row, bound, turn, begin, end, prefix, shift, GOLDEN: tl.constexpr, TILE: tl.constexpr):
+    """The largest that shares these digits, in turn 0, or the largest of them below the bound."""
+    best = bound * 0
+    for at in range(begin, end, TILE):
+        i = at + tl.arange(0, TILE)
+        found = numbers(keys, keys, row, i, end, i < end, GOLDEN, True)
+        mine = (i < end) & (sharing(found, shift) == prefix.to(found.dtype)) & ((found < bound) | (turn == 0))
+        best = tl.maximum(best, tl.max(tl.where(mine, found, 0), 0))
+    return best
+
+
+@triton.jit
 def mark_kernel(
     x, keys, stretch, start, stop, first, state, ties, out, kept, width, S, B,
     GOLDEN: tl.constexpr, WORDS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MANY: tl.constexpr,
@@ -118,8 +132,13 @@ def mark_kernel(
     at = state + (row * S + s) * 4
     prefix, shift, want, left = tl.load(at), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
     some = (want > 0) & (want < left)  # of those that are equal
-    before = b * 0
-    if some:
+    before, bound = b * 0, (want * 0).to(tl.uint64)
+    if WORDS:
+        for turn in range(tl.where(some, want, 0).to(tl.int32)):
+            bound = next_below(
+                keys, row, bound, turn, tl.load(start + tl.load(first + s)), end, prefix, shift, GOLDEN, TILE
+            )
+    elif some:
         j = tl.arange(0, MANY)
         for block in range(tl.load(first + s), b, MANY):
             before += tl.sum(tl.load(ties + row * B + block + j, mask=block + j < b, other=0), 0)
@@ -129,7 +148,9 @@ def mark_kernel(
         found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
         digits, least = sharing(found, shift), prefix.to(found.dtype)
         equal = inside & (digits == least)
-        if some:
+        if WORDS:
+            equal = equal & (want > 0) & (found >= bound)
+        elif some:
             many = tl.sum(equal.to(tl.int32), 0)
             equal = equal & (before + tl.cumsum(equal.to(tl.int32), 0) <= want)
             before += many
@@ -151,7 +172,7 @@ def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: 
     if not out.numel():
         return out, kept
     tables = blocks_of(lengths, BLOCK, device)
-    blocks, stretches, passes = len(tables.stretch), len(lengths), 8 if words else 4
+    blocks, stretches, passes = len(tables.stretch), len(lengths), PASSES
     cells = rows * stretches
     state = torch.empty(passes + 1, cells, 4, dtype=torch.int64, device=device)
     hist = torch.zeros(passes, cells, 256, dtype=torch.int32, device=device)

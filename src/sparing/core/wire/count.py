@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from typing import NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -43,10 +44,15 @@ def leaf_sizes(leaves: dict[str, Leaf]) -> Callable[[], list[tuple[Number, Numbe
     `[K]`: NumPy's operations on few numbers take less time. A device is waited for only by whoever asks; the leaves
     are not held until then.
     """
-    masks = [[] if leaf.tight else masks_of(leaf) for leaf in leaves.values()]
-    known = [written(name, leaf) if leaf.tight else form_of(leaf) for name, leaf in leaves.items()]
-    travels = [[mask.travels for mask in some] for some in masks]
-    later = index_sizes([mask for some in masks for mask in some])
+    cross = {name: crossed(leaf) for name, leaf in leaves.items() if not leaf.tight}
+    known = [form_of(leaf, cross[name]) if name in cross else written(name, leaf) for name, leaf in leaves.items()]
+    if all(not leaf.keep and not leaf.told and not leaf.tight for leaf in leaves.values()):
+        travels = [[] if leaf.scope is None else [False] for leaf in leaves.values()]
+        later = free_sizes([leaf for leaf in leaves.values() if leaf.scope is not None])
+    else:
+        masks = [masks_of(leaf, cross[name]) if name in cross else [] for name, leaf in leaves.items()]
+        travels = [[mask.travels for mask in some] for some in masks]
+        later = index_sizes([mask for some in masks for mask in some])
 
     def every() -> list[tuple[Number, Number]]:
         found, sizes = iter(later()), []
@@ -59,13 +65,13 @@ def leaf_sizes(leaves: dict[str, Leaf]) -> Callable[[], list[tuple[Number, Numbe
     return every
 
 
-def form_of(leaf: Leaf) -> Form:
+def form_of(leaf: Leaf, cross: bool) -> Form:
     item = 0 if leaf.value.dtype == CODES else leaf.value.element_size()
-    grains = tuple(math.prod(keep.shape[1:]) for keep in leaf.keep) if leaf.keep and crossed(leaf) else ()
+    grains = tuple(math.prod(keep.shape[1:]) for keep in leaf.keep) if cross else ()
     return Form(math.prod(leaf.value.shape[1:]), item, leaf.bits, grains)
 
 
-def masks_of(leaf: Leaf) -> list[Mask]:
+def masks_of(leaf: Leaf, cross: bool) -> list[Mask]:
     """The masks of a leaf in the order in which they are written, each among what those before left; last, where no
     other way shows how many values are sent, all of them together."""
     shape = leaf.value.shape[1:]
@@ -74,8 +80,8 @@ def masks_of(leaf: Leaf) -> list[Mask]:
     masks = [Mask(alive, travels=leaf.told)] if alive is not None and (leaf.told or not leaf.keep) else []
     for i, keep in enumerate(leaf.keep, 1):
         full = keep.shape[1:] == shape
-        masks.append(Mask(keep.reshape(len(keep), n), alive) if full else Mask(keep.flatten(1)))
-        if not crossed(leaf) and not (full and i == len(leaf.keep)):
+        masks.append(Mask(keep.reshape(keep.shape[0], n), alive) if full else Mask(keep.flatten(1)))
+        if not cross and not (full and i == len(leaf.keep)):
             alive = wide(keep, shape) if alive is None else alive & wide(keep, shape)
     if leaf.keep and alive is not None and leaf.keep[-1].shape[1:] != shape:
         masks.append(Mask(alive, travels=False))
@@ -84,9 +90,11 @@ def masks_of(leaf: Leaf) -> list[Mask]:
 
 def crossed(leaf: Leaf) -> bool:
     """Whether there are masks, each over axes of its own, such as filters and channels: then counts are multiplied."""
+    if not leaf.keep or leaf.scope is not None or 0 in leaf.value.shape[1:]:
+        return False
     axes = [axis for keep in leaf.keep for axis, n in enumerate(keep.shape[1:]) if n != 1]
     among = len(leaf.keep) > 1 and any(keep.shape[1:] == leaf.value.shape[1:] for keep in leaf.keep)
-    return leaf.scope is None and 0 not in leaf.value.shape[1:] and not among and len(axes) == len(set(axes))
+    return not among and len(axes) == len(set(axes))
 
 
 def count_of(form: Form, found: list[index.Sizes]) -> Number:
@@ -108,7 +116,7 @@ def value_size(form: Form, count: Number) -> Number:
 
 def wide(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """A mask that broadcasts to the shape, `[R, n]`."""
-    return mask.expand(-1, *shape).reshape(len(mask), math.prod(shape))
+    return mask.expand(-1, *shape).reshape(mask.shape[0], math.prod(shape))
 
 
 def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
@@ -126,17 +134,31 @@ def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
     return value, indices
 
 
+LAST: list[tuple[list[torch.Size], list[ref], Callable[[], list[index.Sizes]]]] = []
+
+
+def free_sizes(leaves: list[Leaf]) -> Callable[[], list[index.Sizes]]:
+    """Of scopes that both ends know: the same go down and up, so what is known of the last ones is kept."""
+    shapes, scopes = [leaf.value.shape[1:] for leaf in leaves], [leaf.scope for leaf in leaves]
+    kept = next(iter(LAST), None)  # other threads may put theirs in its place
+    if kept is None or kept[0] != shapes or any(a() is not b for a, b in zip(kept[1], scopes, strict=True)):
+        masks = [mask for leaf in leaves for mask in masks_of(leaf, False)]
+        kept = shapes, [ref(scope) for scope in scopes], index_sizes(masks)
+        LAST[:] = [kept]
+    return kept[2]
+
+
 def index_sizes(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
     """Of every mask, in arrays."""
     if masks and all(ready(mask.bits) for mask in masks):
         return measured_together(masks)
     found = [measured(mask) if mask.travels else counted(mask) for mask in masks]
-    return lambda: [index.Sizes(one.size.cpu().numpy(), one.kept.cpu().numpy()) for one in found]
+    return lambda: found
 
 
 def counted(mask: Mask) -> index.Sizes:
-    kept = mask.bits.sum(1)
-    return index.Sizes(torch.zeros_like(kept), kept)
+    kept = mask.bits.sum(1).cpu().numpy()
+    return index.Sizes(np.zeros_like(kept), kept)
 
 
 def measured(mask: Mask) -> index.Sizes:
@@ -153,27 +175,26 @@ def measured(mask: Mask) -> index.Sizes:
         some = bits[start : start + step]
         some = some.reshape(-1) if alive is None else some.masked_select(alive[start : start + step])
         parts.append(index.sizes(some, universe[start : start + step]))
-    return index.Sizes(*map(torch.cat, zip(*parts, strict=True)))
+    return index.Sizes(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def measured_together(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
     """All masks side by side in one row for each client."""
     from sparing.core.gpu.gaps import gaps_of
 
-    rows = max(len(x) for mask in masks for x in (mask.bits, mask.alive) if x is not None)
+    rows = max(x.shape[0] for mask in masks for x in (mask.bits, mask.alive) if x is not None)
     alive = None
     if any(mask.alive is not None for mask in masks):
         everywhere = torch.ones(1, 1, dtype=torch.bool, device=masks[0].bits.device)
         some = [everywhere if mask.alive is None else mask.alive for mask in masks]
         alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
-    bits = abreast([mask.bits.expand(rows, -1) for mask in masks])
+    bits = abreast([mask.bits if mask.bits.shape[0] == rows else mask.bits.expand(rows, -1) for mask in masks])
     paid = any(mask.travels for mask in masks)
     later = fetched(gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks), paid))
 
     def found() -> list[index.Sizes]:
-        table = later()
-        kept = table[:, :, 1]
-        size = index.sizes_from(*table.unbind(2)).size if paid else torch.zeros_like(kept)
-        return [index.Sizes(*one) for one in zip(size.numpy().T, kept.numpy().T, strict=True)]
+        table = later().numpy().T  # [4, masks, R]
+        size = index.sizes_from(*table).size if paid else np.zeros_like(table[1])
+        return [index.Sizes(*one) for one in zip(size, table[1], strict=True)]
 
     return found

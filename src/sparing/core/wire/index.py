@@ -8,7 +8,7 @@ code number where two are equally short, so a set of positions has exactly one e
     2 bitmap   ceil(u / 8) bytes
     3 Rice     gaps between kept positions: r low bits each, packed, and the rest in unary
 
-Bits fill bytes from the lowest bit up. Encoding and decoding are NumPy in blocks; `sizes` is the closed form in torch.
+Bits fill bytes from the lowest bit up. Encoding and decoding are NumPy in blocks; `sizes` is the closed form.
 
     >>> bits = np.zeros(1000, dtype=bool)
     >>> bits[[3, 500]] = True
@@ -30,7 +30,7 @@ BLOCK = 1 << 16
 """Positions looked at together where memory must stay small."""
 
 Buffer = bytes | memoryview
-Number = Any  # an int, or int64 numbers in an array or a tensor: the closed forms serve all
+Number = Any  # an int, or int64 numbers in an array: the closed forms serve both
 
 
 class Reader:
@@ -92,9 +92,7 @@ class Reader:
 
 
 def bit_length(x: Number) -> Number:
-    if isinstance(x, np.ndarray):
-        return np.frexp(x.astype(np.float64))[1].astype(np.int64)
-    return torch.frexp(x.double()).exponent.long() if isinstance(x, Tensor) else x.bit_length()
+    return np.frexp(x.astype(np.float64))[1].astype(np.int64) if isinstance(x, np.ndarray) else x.bit_length()
 
 
 def varint_size(x: Number) -> Number:
@@ -322,42 +320,46 @@ def unary_blocks(reader: Reader, count: int) -> Iterator[np.ndarray]:
 
 
 class Sizes(NamedTuple):
-    """Of R universes: bytes behind the code byte, and positions kept; `[R]` int64 each."""
+    """Of R universes: bytes behind the code byte, and positions kept; arrays `[R]` of int64."""
 
-    size: Number
-    kept: Number
+    size: np.ndarray
+    kept: np.ndarray
 
 
 def sizes(bits: Tensor, universe: Tensor) -> Sizes:
     """What `encode` would write for R universes, `[R]` int64, whose bool positions stand in `bits` one after the other.
 
     >>> sizes(torch.tensor([True, True, False, True]), torch.tensor([2, 2])).size
-    tensor([0, 1])
+    array([0, 1])
     """
     places = bits.nonzero()[:, 0]
     if not len(places):
-        return Sizes(torch.zeros_like(universe), torch.zeros_like(universe))
+        return Sizes(*np.zeros((2, len(universe)), np.int64))
     stop = universe.cumsum(0)
     upto = torch.searchsorted(places, stop)
     kept = upto - torch.nn.functional.pad(upto[:-1], (1, 0))
     last = places[(upto - 1).clamp(min=0)] - (stop - universe)
-    _, low = rice_of(kept, last)
-    quotients = quotient_sums(places, stop - universe, upto, kept, low) if bool(low.any()) else low
-    return sizes_from(universe, kept, last, quotients)
+    there, kept_there, last = torch.stack([universe, kept, last]).cpu().numpy()
+    _, low = rice_of(kept_there, last)
+    quotients = low
+    if low.any():
+        far = torch.from_numpy(low).to(kept.device)
+        quotients = quotient_sums(places, stop - universe, upto, kept, far).cpu().numpy()
+    return sizes_from(there, kept_there, last, quotients)
 
 
-def rice_of(kept: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+def rice_of(kept: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What the gaps before `kept` positions sum to, the last of them given, and how many low bits they then have."""
-    skipped = (last + 1 - kept).clamp(min=0)
-    return skipped, low_bits(kept.clamp(min=1), skipped)
+    skipped = np.maximum(last + 1 - kept, 0)
+    return skipped, low_bits(np.maximum(kept, 1), skipped)
 
 
-def sizes_from(universe: Tensor, kept: Tensor, last: Tensor, quotients: Tensor) -> Sizes:
+def sizes_from(universe: np.ndarray, kept: np.ndarray, last: np.ndarray, quotients: np.ndarray) -> Sizes:
     """The same, once it is known how many positions are kept, where the last one is, and the sum of gap >> low."""
     skipped, low = rice_of(kept, last)
-    rice = rice_size(kept.clamp(min=1), low, torch.where(low > 0, quotients, skipped))
-    best = torch.minimum(rice, packed_size(universe, 1))
-    return Sizes(best.masked_fill((kept == 0) | (kept == universe), 0), kept)
+    rice = rice_size(np.maximum(kept, 1), low, np.where(low > 0, quotients, skipped))
+    best = np.minimum(rice, packed_size(universe, 1))
+    return Sizes(np.where((kept == 0) | (kept == universe), 0, best), kept)
 
 
 def quotient_sums(places: Tensor, start: Tensor, upto: Tensor, kept: Tensor, low: Tensor) -> Tensor:
