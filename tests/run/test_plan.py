@@ -386,7 +386,11 @@ MISTAKES = {
     "plan.memory is '0MB', which holds nothing; write a size such as 500MB": {"memory": "0MB"},
     "plan.memory is 1kB, but the models and updates of 1 at once take 153,920 bytes": {"memory": "1kB"},
     "plan.memory is 200kB, but the models and updates of 2 at once take": {"memory": "200kB", "threads": 2},
-    "plan.precision is bf16, which is for CUDA, but the device is cpu; drop it": {"precision": "bf16"},
+    "plan.precision is tf32, which is for CUDA, but the device is cpu; drop it": {"precision": "tf32"},
+    "plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop": {
+        "precision": "bf16",
+        "path": "stacked",
+    },
     "plan.graph is true, which is for CUDA, but the device is cpu; drop it": {"graph": True},
     "plan.bank is host, which is for CUDA, but the device is cpu; drop it": {"bank": "host"},
     "plan.precision: input should be 'float32', 'tf32' or 'bf16'": {"precision": "half"},

@@ -42,7 +42,7 @@ class Job(NamedTuple):
     path: str = "loop"  # of local training: "loop", "stacked" or "implicit"
     chunk: int = 16  # clients in memory at once
     threads: int = 1  # see `aside` and `within`
-    precision: str = "float32"  # of local training on CUDA, or "tf32", "bf16"
+    precision: str = "float32"  # of local training, or "bf16", on CUDA also "tf32"
     graph: bool = False  # local training as a CUDA graph
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned

@@ -164,7 +164,7 @@ class PlanSection(Section):
     bank: Literal["auto", "memory", "host", "file"] = "auto"
     parcels: Literal["forgotten", "kept"] = "forgotten"  # kept as files, for `sparing wire`, by the debug engine
     memory: PositiveInt | str = "auto"  # bytes of client models and updates in flight, such as 500MB
-    precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local training on CUDA; never chosen by itself
+    precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local training; never chosen by itself
     graph: Choice = "auto"  # local training captured as a CUDA graph
 
     @field_validator("memory")

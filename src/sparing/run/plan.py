@@ -114,12 +114,14 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
     device = next(iter(job.initial.values())).device
     if plan.parcels == "kept" and engine != "debug":
         raise ConfigError(f"plan.parcels is kept, but engine {engine!r} only counts their bytes; set engine: debug")
-    for key, off in (("precision", ("float32",)), ("graph", (False,)), ("bank", ("memory", "file"))):
+    for key, off in (("precision", ("float32", "bf16")), ("graph", (False,)), ("bank", ("memory", "file"))):
         value = getattr(plan, key)
         if device.type != "cuda" and value not in (*off, "auto"):
             raise ConfigError(
                 f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
             )
+    if device.type == "cpu" and (plan.path, plan.precision) == ("stacked", "bf16"):
+        raise ConfigError("plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop")
     clients = 1 if plan.threads == "auto" else plan.threads
     if plan.memory != "auto" and (least := clients * client_bytes("loop", job)) > memory_of(plan, device):
         raise ConfigError(
@@ -204,7 +206,10 @@ def settle_path(path: str, engine: str, job: Job) -> str:
 
 
 def works(path: str, job: Job) -> bool:
-    """Whether this path trains as the loop does, in every size of the model."""
+    """Whether this path trains as the loop does, in every size of the model, and with this precision."""
+    device = next(iter(job.initial.values())).device
+    if path == "stacked" and job.precision == "bf16" and device.type == "cpu":
+        return False
     fits = path != "implicit" or all(can_imply(model, job.method.local) for model in job.sizes or (job.model,))
     return path == "loop" or (fits and agrees(job, path))
 

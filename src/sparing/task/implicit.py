@@ -108,12 +108,14 @@ class Dense(NamedTuple):
     after: list[nn.Module]  # the plain layers up to the next dense one
     ahead: bool = False  # all inputs were known before the phase
     outputs: Tensor | None = None  # [K, visits, out] of `weight` and `bias`, for all these inputs
+    half: Tensor | None = None  # `weight` in bfloat16, where its products have such factors
 
 
 def implicit(
-    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device
-) -> tuple[Grown, Tensor]:
-    """The models after training and the reported losses `[K]`."""
+    model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
+    half: bool = False,
+) -> tuple[Grown, Tensor]:  # fmt: skip
+    """The models after training and the reported losses `[K]`; with `half`, W0 is multiplied by rows in bfloat16."""
     copies, k = COPIES.setdefault(model, []), len(ctx.ids)
     now = (*signature(model, device), any(map(hooked, model.modules())))
     known, work = copies.pop() if copies else (None, None)
@@ -129,7 +131,7 @@ def implicit(
     with torch.no_grad():
         for number, phase in enumerate(local.phases):
             state |= {name: state[name] + x for name, x in added.items()}
-            added, losses = train_phase(work, loss, data, phase, number, state, ctx, device)
+            added, losses = train_phase(work, loss, data, phase, number, state, ctx, device, half)
     copies.append((now, work))
     still = {name: x.new_zeros(k, *x.shape[1:]) for name, x in state.items() if name not in added}
     return Grown(state, {name: added[name] if name in added else still[name] for name in state}), losses
@@ -148,13 +150,14 @@ def still_copy(model: nn.Module, device: torch.device) -> Working:
 
 
 def train_phase(
-    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, ctx: Ctx, device: torch.device
-) -> tuple[Tree, Tensor]:
+    work: Working, loss: Loss, data: Clients, phase: Phase, number: int, state: Tree, ctx: Ctx, device: torch.device,
+    half: bool,
+) -> tuple[Tree, Tensor]:  # fmt: skip
     """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     plan = plan_of(data, phase, number, ctx, device)
     order = None if plan.ordered else plan.order.to(device)
     places = torch.cat([at[:, :width] for at, width in zip(plan.places, plan.width, strict=True)], 1)  # [K, visits]
-    before, layers = laid_out(work, data, state, trained(work, phase), plan, places, order, device)
+    before, layers = laid_out(work, data, state, trained(work, phase), plan, places, order, device, half)
     y = data.y.index_select(0, places.flatten()).to(device).unflatten(0, places.shape)
     seen = torch.zeros(len(plan.alive), len(plan.order), dtype=torch.float64, device=device)
     past = 0
@@ -185,7 +188,7 @@ def train_phase(
 
 def laid_out(
     work: Working, data: Clients, state: Tree, names: list[str], plan: Plan, places: Tensor, order: Tensor | None,
-    device: torch.device,
+    device: torch.device, half: bool,
 ) -> tuple[list[nn.Module], list[Dense]]:  # fmt: skip
     """The layers before the first dense one, and the dense ones with what comes after each.
 
@@ -201,6 +204,7 @@ def laid_out(
     for i, j in zip(at, [*at[1:], len(layers)], strict=True):
         after = [layer for _, layer in layers[i + 1 : j]]
         dense = dense_of(layers[i][0], state, names, plan, order, ahead if i == at[0] else None, after)
+        dense = dense._replace(half=dense.weight.bfloat16() if half else None)
         if dense.ahead and plan.alive[-1] == len(plan.order):
             dense = dense._replace(outputs=through(dense, dense.inputs))
         out.append(dense)
@@ -237,14 +241,20 @@ def dense_of(
 
 def through(dense: Dense, rows: Tensor) -> Tensor:
     """`rows [m, B, in]` through weights and biases before the phase: `[m, B, out]`."""
-    weight, bias, (m, _, wide) = dense.weight, dense.bias, rows.shape
-    if weight.shape[0] == 1 and bias is not None and bias.shape[0] == 1:
-        return torch.addmm(bias, rows.reshape(-1, wide), weight[0].T).view(m, -1, bias.shape[1])
-    if weight.shape[0] == 1:
-        z = (rows.reshape(-1, wide) @ weight[0].T).view(m, -1, weight.shape[1])
-    else:
-        z = torch.bmm(rows, weight[:m].mT)
+    weight, bias, m = dense.weight, dense.bias, len(rows)
+    if dense.half is None and weight.shape[0] == 1 and bias is not None and bias.shape[0] == 1:
+        return torch.addmm(bias, rows.flatten(0, 1), weight[0].T).view(m, -1, bias.shape[1])
+    z = times(rows, weight, dense.half)
     return z if bias is None else z.add_(bias[:m, None])
+
+
+def times(rows: Tensor, weight: Tensor, half: Tensor | None) -> Tensor:
+    """`rows [m, B, in]` by `weight [1 or K, out, in]` of the first m clients, or by `half`, what it is in bfloat16."""
+    if half is not None:
+        return times(rows.bfloat16(), half, None).float()
+    if weight.shape[0] > 1:
+        return torch.bmm(rows, weight[: len(rows)].mT)
+    return (rows.flatten(0, 1) @ weight[0].T).view(*rows.shape[:2], weight.shape[1])
 
 
 def rows_of(h: Tensor, m: int, path: str) -> Tensor:
@@ -315,10 +325,7 @@ def product(dense: Dense, rows: Tensor, m: int, now: slice) -> Tensor:
 
 def product_back(dense: Dense, step: Tensor, m: int, now: slice) -> Tensor:
     """From the outputs `[m, B, out]` of the weights that m clients have now to their inputs: `[m, B, in]`."""
-    if dense.weight.shape[0] > 1:
-        out = torch.bmm(step, dense.weight[:m])
-    else:
-        out = (step.flatten(0, 1) @ dense.weight[0]).view(m, step.shape[1], -1)
+    out = times(step, dense.weight.mT, None if dense.half is None else dense.half.mT)
     if now.start and dense.trains[0]:
         past = slice(0, now.start)
         out.baddbmm_(torch.bmm(step, dense.moves[:m, past].mT), dense.inputs[:m, past])

@@ -70,13 +70,16 @@ class Step:
 def drawn(word: np.ndarray, p: float) -> np.ndarray:
     """`uniforms(mix(word)) >= p`: only the top 24 bits count, which the last line of `mix` leaves as they are.
 
+    Overwrites `word`: new memory for every line would take as long as the hashing.
+
     >>> word = torch.arange(1000) * signed(GOLDEN)
-    >>> bool((torch.from_numpy(drawn(word.numpy().view(np.uint64), 0.3)) == (uniforms(mix(word)) >= 0.3)).all())
+    >>> bool((torch.from_numpy(drawn(word.numpy().view(np.uint64).copy(), 0.3)) == (uniforms(mix(word)) >= 0.3)).all())
     True
     """
-    word = word ^ (word >> np.uint64(30))
+    high = word >> np.uint64(30)
+    word ^= high
     word *= MUL1_U
-    word ^= word >> np.uint64(27)
+    word ^= np.right_shift(word, np.uint64(27), out=high)
     word *= MUL2_U
     word >>= np.uint64(40)
     return word >= np.uint64(math.ceil(float(np.float32(p)) * 2**24))

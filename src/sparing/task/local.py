@@ -1,5 +1,6 @@
 """Local training of any nn.Module: three paths behind one function."""
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -66,6 +67,7 @@ def train(
     parameter that the loss does not depend on has gradient zero, so weight decay still shrinks it. "implicit" does the
     same as "stacked" for chains of dense layers under plain SGD (`can_imply`), without forming weights at every step.
     On CUDA, "stacked" with `graph` replays a recorded step where it can (`can_capture`), in float32, "tf32" or "bf16".
+    On a CPU, "loop" and "implicit" also train in "bf16": weights stay in float32, factors of products do not.
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
     >>> ctx = Ctx(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
@@ -93,18 +95,21 @@ def train(
             played, losses = out
             doubt(ctx.doubts, played.peaks, unsound(played.names, local, ctx))
             return played.after, {"loss": losses.to(device, torch.float32, non_blocking=True)}
-    if precision == "bf16":
+    half = precision == "bf16"
+    if half and device.type == "cuda":
         raise ConfigError(
-            "plan.precision is bf16, which is for training that can be recorded on CUDA: path stacked, SGD without "
+            "plan.precision is bf16, which on CUDA is for training that can be recorded: path stacked, SGD without "
             "prox, correction or kept velocities, and no BatchNorm where clients take unequal numbers of steps; use "
             "tf32 or float32"
         )
+    if half and path == "stacked":
+        raise ConfigError("path 'stacked' on a CPU trains in float32, but precision is bf16: use 'loop' or 'implicit'")
     aside = Aside(anchor if anchor is not None else start, pull or {})
     with torch.enable_grad(), precise(precision) if device.type == "cuda" else nullcontext(), intra_op(threads):
         if path == "loop":
-            after, losses = loop(model, loss, data, local, start, ctx, device, memory, aside)
+            after, losses = loop(model, loss, data, local, start, ctx, device, memory, aside, half)
         elif path == "implicit":
-            after, losses = implicit(model, loss, data, local, start, ctx, device)
+            after, losses = implicit(model, loss, data, local, start, ctx, device, half)
         else:
             after, losses = stacked(model, loss, data, local, start, ctx, device, memory, aside)
         check_finite(after.added if isinstance(after, Grown) else after, local, ctx)
@@ -183,7 +188,7 @@ def check_phase(i: int, phase: Phase) -> None:
         raise ConfigError(f"phase {i}: clip must be above 0, seen {phase.clip}: leave it out not to clip")
 
 
-def check_finite(after: Tree, local: Local, ctx: Ctx) -> None:
+def check_finite(after: Mapping[str, Tensor], local: Local, ctx: Ctx) -> None:
     """The last step's update is not seen by any loss, so look at the weights themselves."""
     for name, x in after.items():
         if isinstance(x, Product) and x.at_most() <= torch.finfo(x.dtype).max:

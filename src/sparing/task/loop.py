@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sparing.core.errors import TrainingError
 from sparing.core.keys import Ctx, few_hashes, hashes
 from sparing.core.protocols import Local, Phase
-from sparing.core.tree import Tree
+from sparing.core.tree import Grown, Trained, Tree
 from sparing.task.augment import augmented
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
@@ -23,9 +23,10 @@ from sparing.task.dataset import prepared
 from sparing.task.keyed import drop_keys
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
-from sparing.task.outer import descend, ready
+from sparing.task.outer import descend, hold, ready
+from sparing.task.precision import halved, whole
 from sparing.task.still import DRAWING, GATE, own_rng, seed_all
-from sparing.task.working import Working, gathered, load, save, trained, working_copy
+from sparing.task.working import Working, gathered, load, save, save_added, trained, working_copy
 
 SEED_BITS = (1 << 63) - 1
 
@@ -45,25 +46,29 @@ class Job(NamedTuple):
     views: list[Tensor]  # per phase [K]: keys of augmentation
     memory: Tree  # velocities kept between rounds, overwritten
     aside: Aside
+    half: bool  # whether forwards are in bfloat16
 
 
 def loop(
     model: nn.Module, loss: Loss, data: Clients, local: Local, start: Tree, ctx: Ctx, device: torch.device,
-    memory: Tree, aside: Aside,
-) -> tuple[Tree, Tensor]:  # fmt: skip
+    memory: Tree, aside: Aside, half: bool = False,
+) -> tuple[Trained, Tensor]:  # fmt: skip
     """The models after training and the reported losses `[K]`; `memory` is overwritten with what came of it."""
     ids = ctx.ids.tolist()
     counts = data.count[ctx.ids.cpu()].tolist()
     shuffles = [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(local.phases)]
     drops = [drop_keys(ctx, i) for i in range(len(local.phases))]
     views = [ctx.keys(f"augment/{i}") for i in range(len(local.phases))]
-    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory, aside)
+    job = Job(loss, data, local, start, ctx, ids, device, shuffles, drops, views, memory, aside, half)
     after = {
         name: torch.empty(len(ids), *x.shape, dtype=start[name].dtype, device=device)
         for name, x in model.state_dict().items()
     }
     work = working_copy(model, device, stacked=False, static=local.buffers == "static")
-    return after, torch.tensor([train_in_turn(job, model, work, after, k) for k in range(len(ids))])
+    if half:
+        work = work._replace(held=hold(work.outer, work.state, local.phases))
+    losses = torch.tensor([train_in_turn(job, model, work, after, k) for k in range(len(ids))])
+    return Grown(start, after) if work.held else after, losses
 
 
 def train_in_turn(job: Job, model: nn.Module, work: Working, after: Tree, k: int) -> float:
@@ -97,7 +102,10 @@ def train_one(job: Job, work: Working, after: Tree, k: int, seeded: bool) -> tup
     with torch.enable_grad():
         for number, phase in enumerate(job.local.phases):
             loss = train_phase(job, work, phase, number, k, x, y, memory, seeded)
-    save(work, after, k)
+    if work.held:
+        save_added(work, job.start, after, k)
+    else:
+        save(work, after, k)
     return loss, memory
 
 
@@ -127,7 +135,9 @@ def train_phase(
         samples = prepared(gathered(x, batch, work))
         if views is not None:
             samples = augmented(samples[None], views[:, t], job.data.augment)[0]
-        loss = each(job.loss, work.module(samples), y.index_select(0, batch).to(job.device)).mean()
+        with halved(job.half):
+            output = work.module(samples)
+        loss = each(job.loss, whole(output), y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)

@@ -6,6 +6,7 @@ The gradient of a dense layer's weight is d^T x, d being the gradient of its out
 one matrix product that adds to W, while forming the gradient first costs writing and reading a second W.
 """
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -13,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.core.protocols import Phase
+from sparing.core.tree import Tree
 from sparing.task.chain import hooked
+from sparing.task.held import Held, HeldDense
 from sparing.task.optim import is_plain
 
 KNOWN = "torch.nn.modules.", *(f"sparing.task.{name}" for name in ("keyed", "chain", "conv", "outer"))
@@ -70,8 +73,12 @@ class OuterLinear(nn.Linear):
     factors: list[tuple[Tensor, Tensor]] | None = None
     lr = 0.0
     alone = False
+    held: Held | None = None  # where steps are held, the weight is there
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.held is not None:
+            self.held.lr = self.lr
+            return HeldDense.apply(input, self.weight, self.bias, self.held)
         if self.factors is None or input.ndim < 2 or in_other_hands(input):
             return super().forward(input)
         return Dense.apply(input, self.weight, self.bias, self)
@@ -90,7 +97,11 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def in_other_hands(x: Tensor) -> bool:
     """Within autocast, or within torch.func: then gradients are not what they seem."""
-    return torch.is_autocast_enabled(x.device.type) or torch._C._are_functorch_transforms_active()
+    return torch.is_autocast_enabled(x.device.type) or in_torch_func()
+
+
+def in_torch_func() -> bool:
+    return torch._C._are_functorch_transforms_active()
 
 
 def recast_dense(model: nn.Module) -> list[OuterLinear]:
@@ -121,6 +132,15 @@ def is_transparent(model: nn.Module) -> bool:
 
 def is_large(weight: Tensor) -> bool:
     return isinstance(weight, nn.Parameter) and weight.numel() >= LARGE
+
+
+def hold(layers: list[Outer], state: Tree, phases: Sequence[Phase]) -> dict[str, Held]:
+    """Let the large dense layers that nobody else looks at hold their steps, where all are plain; by weights' names."""
+    names, held = {id(x): name for name, x in state.items()}, {}
+    for layer in layers if all(map(is_plain, phases)) else ():
+        if isinstance(layer, OuterLinear) and layer.alone:
+            layer.held = held[names[id(layer.weight)]] = Held(layer.weight.data)
+    return held
 
 
 def ready(layers: list[Outer], phase: Phase) -> list[Outer]:

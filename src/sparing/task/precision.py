@@ -1,15 +1,16 @@
-"""How exactly a GPU multiplies."""
+"""How exactly a device multiplies."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @contextmanager
 def precise(precision: str) -> Iterator[None]:
-    """float32 as it is written, or with the 10 bits of TF32 in every factor ("tf32", "bf16")."""
+    """On CUDA: float32 as it is written, or with the 10 bits of TF32 in every factor ("tf32", "bf16")."""
     backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     before = [backend.allow_tf32 for backend in backends]
     try:
@@ -19,3 +20,13 @@ def precise(precision: str) -> Iterator[None]:
     finally:
         for backend, was in zip(backends, before, strict=True):
             backend.allow_tf32 = was
+
+
+def halved(half: bool) -> AbstractContextManager[Any]:
+    """On a CPU: factors of convolutions and products are in bfloat16; the rest is as torch's autocast has it."""
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if half else nullcontext()
+
+
+def whole(x: Tensor) -> Tensor:
+    """In float32, where it was halved: losses and all that follows are."""
+    return x.float() if x.dtype == torch.bfloat16 else x

@@ -11,6 +11,7 @@ from sparing.core.protocols import Phase
 from sparing.core.tree import Tree
 from sparing.task.chain import recast_chains, turn_back
 from sparing.task.conv import recast_convolutions
+from sparing.task.held import Held
 from sparing.task.keyed import Step, recast
 from sparing.task.outer import Outer, look_around, recast_dense
 
@@ -29,6 +30,7 @@ class Working(NamedTuple):
     outer: list[Outer]  # large layers, whose weights may move by factors; none where stacked
     channels_last: bool
     device: torch.device
+    held: dict[str, Held]  # weights that are not in `module`, by their names
 
 
 def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: bool) -> Working:
@@ -52,7 +54,7 @@ def working_copy(model: nn.Module, device: torch.device, stacked: bool, static: 
         state.setdefault(alias[name], x)
     scratch = [(x, x.clone()) for x in module.buffers() if id(x) not in seen]
     params = frozenset(name for name, x in state.items() if isinstance(x, nn.Parameter) and x.requires_grad)
-    return Working(module, step, state, alias, scratch, params, outer, last, device)
+    return Working(module, step, state, alias, scratch, params, outer, last, device, {})
 
 
 def signature(model: nn.Module, device: torch.device) -> tuple:
@@ -95,7 +97,11 @@ def load(work: Working, tree: Tree, k: int) -> None:
         if not isinstance(x, nn.Parameter):  # a forward may have put another tensor in its place
             owner, _, leaf = name.rpartition(".")
             work.module.get_submodule(owner)._buffers[leaf] = x
-        x.copy_(tree[name][k if tree[name].shape[0] > 1 else 0])
+        row = tree[name][k if tree[name].shape[0] > 1 else 0]
+        if name in work.held:
+            work.held[name].begin(row)
+        else:
+            x.copy_(row)
     for x, first in work.scratch:
         x.copy_(first)
 
@@ -106,6 +112,17 @@ def save(work: Working, tree: Tree, k: int) -> None:
     now = work.module.state_dict(keep_vars=True)
     for name in work.alias:
         tree[name][k].copy_(now[name])
+
+
+@torch.no_grad()
+def save_added(work: Working, start: Tree, tree: Tree, k: int) -> None:
+    """Write what training added to client k's start into row k."""
+    now = work.module.state_dict(keep_vars=True)
+    for name in work.alias:
+        if name in work.held:
+            work.held[name].added(tree[name][k])
+        else:
+            torch.sub(now[name], start[name][k if start[name].shape[0] > 1 else 0], out=tree[name][k])
 
 
 def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:
