@@ -55,7 +55,7 @@ def main(words: list[str] | None = None) -> None:
         f"{name}: {who} is {far:.0e} away from the plain loop"
         for name, shape in results["shapes"].items()
         for who, far in shape["apart"].items()
-        if not far <= TOLERANCE[shape["precision"] if who == table.OURS else "float32"]
+        if not far <= TOLERANCE[shape["rows"][who].get("plan", {}).get("precision", "float32")]
     ]
     if wrong:
         raise SystemExit("not the same work: " + "; ".join(wrong))
@@ -113,13 +113,12 @@ def on_shape(shape: Shape, rounds: int, args: argparse.Namespace) -> dict[str, A
         "flops": limit.flops(shape),
         "floor": limit.floor(shape, args.device, able),
         "apart": far,
-        "precision": rows[table.OURS]["plan"]["precision"],
         "rows": rows,
     }
 
 
 def specs(shape: Shape, args: argparse.Namespace) -> dict[str, Spec]:
-    """Our FedAvg, which the others are compared with, then the peers, then our methods."""
+    """Our FedAvg, which the others are compared with, on a CPU also in bfloat16; then the peers, then our methods."""
     plan = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.plan)}
 
     def spec(by: str, **more: Any) -> Spec:
@@ -127,7 +126,10 @@ def specs(shape: Shape, args: argparse.Namespace) -> dict[str, Spec]:
 
     peers = {name: spec(PEERS[name]) for name in args.peers if name != "flower" or args.device == "cpu"}
     methods = {name: spec("ours", method=method(name, shape), plan=plan) for name in args.methods}
-    return {table.OURS: spec("ours", method="fedavg", plan=plan)} | peers | methods
+    ours = {table.OURS: spec("ours", method="fedavg", plan=plan)}
+    if args.device == "cpu" and "precision" not in plan:
+        ours[table.HALF] = spec("ours", method="fedavg", plan={**plan, "precision": "bf16"})
+    return ours | peers | methods
 
 
 def method(name: str, shape: Shape) -> Any:

@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-OURS = "sparing"
+OURS, HALF = "sparing", "sparing, bf16"
 Results = dict[str, Any]
 
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -414,6 +415,16 @@ def test_precision_and_graph_reach_the_job():
     assert load_study(None, ["plan.graph=true"]).plan.graph is True
     same = [study_from({"plan": {"chunk": 3, "graph": graph}}).fingerprint() for graph in (True, False, "auto")]
     assert len(set(same)) == 1, "runs from before there were graphs can be resumed"
+
+
+@pytest.mark.parametrize("able", ["avx512_bf16", "amx_bf16", ""])
+def test_a_processor_that_only_emulates_bf16_is_named(able, monkeypatch):
+    flags = {name: name == able for name in ("avx512_bf16", "amx_bf16")}
+    monkeypatch.setattr(planning.torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", **flags})
+    for momentum, path in ((0.0, "implicit"), (0.9, "loop")):  # in float32 it would be stacked
+        with nullcontext() if able else pytest.warns(UserWarning, match="no instructions, so float32 may be faster"):
+            plan = settle(plan={"precision": "bf16"}, device="cpu", local={"epochs": 1, "momentum": momentum}).plan
+        assert (plan.precision, plan.path) == ("bf16", path)
 
 
 def test_precision_alone_makes_another_experiment():

@@ -199,6 +199,7 @@ def test_stacked_is_refused():
         trained(built("a chain"), path="stacked")
 
 
+@pytest.mark.filterwarnings("ignore:plan.precision is bf16, for which this processor")
 @pytest.mark.parametrize("path", ["loop", "implicit"])
 def test_a_run_learns_as_much(path, tmp_path):
     task, study = {"clients": 20, "model": "mlp"}, {"rounds": 8, "sample": 10, "seed": 1}

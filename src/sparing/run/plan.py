@@ -5,7 +5,8 @@ the choice is remembered in the cache folder. Either way it is written into the 
 """
 
 import os
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,6 +121,11 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
             raise ConfigError(
                 f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
             )
+    if device.type == "cpu" and plan.precision == "bf16" and is_emulated(torch.cpu.get_capabilities()):
+        warnings.warn(
+            "plan.precision is bf16, for which this processor has no instructions, so float32 may be faster; drop it",
+            stacklevel=2,
+        )
     if device.type == "cpu" and (plan.path, plan.precision) == ("stacked", "bf16"):
         raise ConfigError("plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop")
     clients = 1 if plan.threads == "auto" else plan.threads
@@ -128,6 +134,11 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
             f"plan.memory is {plan.memory}, but the models and updates of {clients} at once take {least:,} bytes; "
             "allow so many, or set plan.threads to 1"
         )
+
+
+def is_emulated(processor: Mapping[str, Any]) -> bool:
+    """Whether products of bfloat16 are put together from others; of processors other than x86 nothing is said."""
+    return processor["architecture"] == "x86_64" and not (processor["avx512_bf16"] or processor["amx_bf16"])
 
 
 def can_record(job: Job) -> bool:
