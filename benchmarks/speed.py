@@ -55,7 +55,7 @@ def main(words: list[str] | None = None) -> None:
         f"{name}: {who} is {far:.0e} away from the plain loop"
         for name, shape in results["shapes"].items()
         for who, far in shape["apart"].items()
-        if not far <= TOLERANCE[shape["rows"][who].get("plan", {}).get("precision", "float32")]
+        if not far <= TOLERANCE[shape["rows"].get(who, {}).get("plan", {}).get("precision", "float32")]
     ]
     if wrong:
         raise SystemExit("not the same work: " + "; ".join(wrong))

@@ -39,7 +39,7 @@ def shape_table(name: str, shape: Results) -> str:
         cells += [f"{statistics.median(row['cpu']):.4g}", f"{shape['floor'] / median:.1%}", f"{row['peak_mb']:,.0f}"]
         cells += [f"{row['gpu_mb']:,.0f}"] if on_gpu else []
         table.append("| " + " | ".join(cells) + " |")
-    plan = ", ".join(f"{key} {value}" for key, value in rows[OURS]["plan"].items())
+    plans = {who: rows[who]["plan"] for who in (OURS, HALF) if who in rows}
     away = ", ".join(f"{who} {far:.0e}" for who, far in shape["apart"].items())
     return "\n".join(
         [
@@ -47,7 +47,10 @@ def shape_table(name: str, shape: Results) -> str:
             f"batch {size['batch']}; medians of {len(first)} x {shape['rounds']} rounds or more.",
             f"Limit: {shape['floor']:.3g} s for {shape['flops'] / 1e9:.3g} GFLOP, a large matrix product running at "
             f"{able['flops'] / 1e9:,.0f} GFLOP/s and a copy at {able['bytes'] / 1e9:,.0f} GB/s.",
-            f"Plan of {OURS}: {plan}.",
+            *(
+                f"Plan of {who}: {', '.join(f'{key} {value}' for key, value in plan.items())}."
+                for who, plan in plans.items()
+            ),
             f"Same model: largest difference {away}.",
             "",
             *table,

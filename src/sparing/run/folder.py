@@ -68,8 +68,8 @@ class Folder:
         except OSError as error:
             raise ConfigError(f"cannot write to {path} ({error.strerror}); choose another folder") from None
         folder = cls(path)
-        folder.empty_tables()
         write_json(path / ENVIRONMENT, environment(config["device"]))
+        folder.empty_tables()
         # Last: who sees it takes this for a run, and may read it at once.
         write_atomic(path / CONFIG, yaml.safe_dump(config, sort_keys=False).encode())
         return folder

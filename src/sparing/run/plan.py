@@ -19,7 +19,7 @@ from sparing.core.tree import Tree
 from sparing.engines.engine import Job
 from sparing.recipes.budget import bytes_in
 from sparing.run.config import PlanSection
-from sparing.run.probe import agrees
+from sparing.run.probe import agrees, refuse_unhalved
 from sparing.run.remembered import place_of, recall, remember
 from sparing.run.timing import STEPS, VISITS, Speeds, Way, clients_in, guess, now, race, trials
 from sparing.task.captured import can_capture
@@ -121,12 +121,8 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
             raise ConfigError(
                 f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
             )
-    if device.type == "cpu" and plan.precision == "bf16" and is_emulated(torch.cpu.get_capabilities()):
-        warnings.warn(
-            "plan.precision is bf16, for which this processor has no instructions, so float32 may be faster; drop it",
-            stacklevel=2,
-        )
-    if device.type == "cpu" and (plan.path, plan.precision) == ("stacked", "bf16"):
+    half = device.type == "cpu" and plan.precision == "bf16"
+    if half and plan.path == "stacked":
         raise ConfigError("plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop")
     clients = 1 if plan.threads == "auto" else plan.threads
     if plan.memory != "auto" and (least := clients * client_bytes("loop", job)) > memory_of(plan, device):
@@ -134,11 +130,19 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
             f"plan.memory is {plan.memory}, but the models and updates of {clients} at once take {least:,} bytes; "
             "allow so many, or set plan.threads to 1"
         )
+    if half:
+        refuse_unhalved(job)
+    if half and is_emulated(getattr(torch.cpu, "get_capabilities", dict)()):  # not in every torch
+        warnings.warn(
+            "plan.precision is bf16, for which this processor has no instructions, so float32 may be faster; drop it",
+            stacklevel=2,
+        )
 
 
 def is_emulated(processor: Mapping[str, Any]) -> bool:
     """Whether products of bfloat16 are put together from others; of processors other than x86 nothing is said."""
-    return processor["architecture"] == "x86_64" and not (processor["avx512_bf16"] or processor["amx_bf16"])
+    has = processor.get("avx512_bf16") or processor.get("amx_bf16")
+    return processor.get("architecture") == "x86_64" and not has
 
 
 def can_record(job: Job) -> bool:

@@ -87,20 +87,37 @@ def owner(data: Clients, place: int) -> int:
     return int(((data.start <= place) & (place < data.start + data.count)).nonzero()[0])
 
 
-def agrees(job: Job, path: str, graph: bool = False) -> bool:
-    """Two steps of two clients with unequal data, by this path and one client after the other, come to the same."""
-    count = job.task.train.count
+def refuse_unhalved(job: Job) -> None:
+    """On a CPU, what does not train in bfloat16: other models than those in float32, and what autocast breaks."""
+    for name, x in job.initial.items():
+        if x.is_floating_point() and x.dtype != torch.float32:
+            raise ConfigError(
+                f"plan.precision is bf16, which on a CPU is for models in float32, but {name!r} is {x.dtype}; drop it"
+            )
+    try:
+        two_steps(job, "loop", precision="bf16")
+    except TrainingError:  # the first round will say so, and where
+        return
+    except RuntimeError as error:
+        said = str(error).strip().splitlines()[0]
+        raise ConfigError(f"plan.precision is bf16, but the model does not run in it: {said}; drop it") from error
+
+
+def two_steps(job: Job, path: str, graph: bool = False, precision: str = "float32") -> Trained:
+    """Of two clients with unequal data."""
+    count, local = job.task.train.count, job.method.local
     ids = torch.stack([count.argmin(), count.argmax()]).unique()
     ctx = Ctx(job.seed, 0, 1, ids, count[ids], len(count), int(count.sum()))
-    local = job.method.local
     local = local._replace(phases=tuple(phase._replace(steps=2) for phase in local.phases))
     start = job.rest.complete(job.initial)
+    how = {"graph": graph, "precision": precision}
+    return train(job.model, job.task.loss, job.task.train, local, start, ctx, path, **how)[0]
 
-    def trained(path: str, graph: bool) -> Trained:
-        return train(job.model, job.task.loss, job.task.train, local, start, ctx, path, graph=graph)[0]
 
+def agrees(job: Job, path: str, graph: bool = False) -> bool:
+    """Two steps by this path and one client after the other come to the same."""
     try:
-        loop, other = trained("loop", False), trained(path, graph)
+        loop, other = two_steps(job, "loop"), two_steps(job, path, graph)
     except ConfigError:
         return False
     except RuntimeError:

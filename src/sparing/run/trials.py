@@ -122,7 +122,7 @@ def trial(folder: Path, plan: Sweep, number: int, settings: Settings, seeds: Seq
         path = run_folder(folder, number, seed)
         if (path / FAILED).exists():
             failed[seed] = (path / FAILED).read_text().strip()
-        elif (path / SUMMARY).exists() and (run := read(path)).finished:
+        elif all((path / name).exists() for name in (CONFIG, SUMMARY)) and (run := read(path)).finished:
             up, down = (sum(getattr(r, name) for r in run.table) for name in ("up_bytes", "down_bytes"))
             judged = last(run.table, plan.judge)
             if judged != judged:

@@ -22,16 +22,16 @@ class Held:
     def __init__(self, weight: Tensor):
         """`weight` is room for one that is no longer what the client began with."""
         self.own = self.weight = self.first = weight
-        self.half = weight.bfloat16()
+        self.half = self.first_half = weight.new_empty(0, dtype=torch.bfloat16)
         self.inputs = weight.new_empty(ROOM, weight.shape[1], dtype=torch.bfloat16)
         self.moves = weight.new_empty(ROOM, weight.shape[0])
         self.count, self.lr = 0, 0.0
 
     def begin(self, weight: Tensor) -> None:
         """A client starts with this weight, which is only read."""
-        self.count = 0
-        if weight.data_ptr() != self.weight.data_ptr():
-            self.weight, self.half, self.first = weight, weight.bfloat16(), weight
+        if weight.data_ptr() != self.first.data_ptr():
+            self.first, self.first_half = weight, weight.bfloat16()
+        self.weight, self.half, self.count = self.first, self.first_half, 0
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         z = F.linear(x, self.half, bias if bias is None else bias.bfloat16()).to(self.weight.dtype)

@@ -251,7 +251,7 @@ def through(dense: Dense, rows: Tensor) -> Tensor:
 def times(rows: Tensor, weight: Tensor, half: Tensor | None) -> Tensor:
     """`rows [m, B, in]` by `weight [1 or K, out, in]` of the first m clients, or by `half`, what it is in bfloat16."""
     if half is not None:
-        return times(rows.bfloat16(), half, None).float()
+        return times(rows.bfloat16(), half, None).to(rows.dtype)
     if weight.shape[0] > 1:
         return torch.bmm(rows, weight[: len(rows)].mT)
     return (rows.flatten(0, 1) @ weight[0].T).view(*rows.shape[:2], weight.shape[1])

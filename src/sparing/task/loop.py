@@ -65,7 +65,7 @@ def loop(
         for name, x in model.state_dict().items()
     }
     work = working_copy(model, device, stacked=False, static=local.buffers == "static")
-    if half:
+    if half and all(x.dtype != torch.bool for x in work.state.values()):  # bools cannot be added to
         work = work._replace(held=hold(work.outer, work.state, local.phases))
     losses = torch.tensor([train_in_turn(job, model, work, after, k) for k in range(len(ids))])
     return Grown(start, after) if work.held else after, losses
@@ -137,7 +137,7 @@ def train_phase(
             samples = augmented(samples[None], views[:, t], job.data.augment)[0]
         with halved(job.half):
             output = work.module(samples)
-        loss = each(job.loss, whole(output), y.index_select(0, batch).to(job.device)).mean()
+        loss = each(job.loss, whole(output) if job.half else output, y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
