@@ -21,7 +21,7 @@ def on_the_path():
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """One small run: our FedAvg, and a method nobody knows."""
+    """One small run: our FedAvg in both precisions, and a method nobody knows."""
     import speed
 
     path = tmp_path_factory.mktemp("speed") / "speed.json"
@@ -32,13 +32,15 @@ def kept(tmp_path_factory):
 
 def test_what_a_contestant_took(kept):
     found = json.loads(kept.read_text())["shapes"]["mlp"]
-    (name, row), *others = found["rows"].items()
-    assert (name, others) == ("sparing", [])  # the unknown method is left out
+    assert list(found["rows"]) == ["sparing", "sparing, bf16"]  # the unknown method is left out
+    row, half = found["rows"].values()
     assert len(row["seconds"]) == len(row["cpu"]) == 2
     assert min(row["seconds"]) > 0
     assert 100 < row["start_mb"] < row["peak_mb"] + 1 < 5000
-    assert row["plan"]["path"] == "implicit"
-    assert found["apart"] == {"sparing": 0}
+    assert row["plan"]["path"] == half["plan"]["path"] == "implicit"
+    assert (row["plan"]["precision"], half["plan"]["precision"]) == ("float32", "bf16")
+    assert found["apart"]["sparing"] == 0
+    assert 1e-6 < found["apart"]["sparing, bf16"] < 1e-2
     assert kept.with_suffix(".png").stat().st_size > 5000
 
 
@@ -113,6 +115,7 @@ def test_ratios_are_taken_within_a_repetition(kept):
     from peers import table
 
     found = json.loads(kept.read_text())["shapes"]["mlp"]
+    del found["rows"]["sparing, bf16"]
     for who, seconds in {"sparing": [1.0, 2.0, 10.0], "plain": [3.0, 6.0, 10.0]}.items():
         found["rows"][who] = found["rows"]["sparing"] | {"seconds": seconds, "cpu": [1.0]}
     text = table.shape_table("mlp", found | {"floor": 0.5})
