@@ -24,7 +24,7 @@ from sparing.task.keyed import drop_keys
 from sparing.task.losses import Loss, each
 from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
 from sparing.task.outer import descend, hold, ready
-from sparing.task.precision import halved, whole
+from sparing.task.precision import halved
 from sparing.task.still import DRAWING, GATE, own_rng, seed_all
 from sparing.task.working import Working, gathered, load, save, save_added, trained, working_copy
 
@@ -137,7 +137,7 @@ def train_phase(
             samples = augmented(samples[None], views[:, t], job.data.augment)[0]
         with halved(job.half):
             output = work.module(samples)
-        loss = each(job.loss, whole(output) if job.half else output, y.index_select(0, batch).to(job.device)).mean()
+        loss = each(job.loss, output.float() if job.half else output, y.index_select(0, batch).to(job.device)).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)

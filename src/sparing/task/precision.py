@@ -5,7 +5,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 @contextmanager
@@ -25,8 +24,3 @@ def precise(precision: str) -> Iterator[None]:
 def halved(half: bool) -> AbstractContextManager[Any]:
     """On a CPU: factors of convolutions and products are in bfloat16; the rest is as torch's autocast has it."""
     return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if half else nullcontext()
-
-
-def whole(x: Tensor) -> Tensor:
-    """In float32, where it was halved: losses and all that follows are."""
-    return x.float() if x.dtype == torch.bfloat16 else x

@@ -97,11 +97,10 @@ def load(work: Working, tree: Tree, k: int) -> None:
         if not isinstance(x, nn.Parameter):  # a forward may have put another tensor in its place
             owner, _, leaf = name.rpartition(".")
             work.module.get_submodule(owner)._buffers[leaf] = x
-        row = tree[name][k if tree[name].shape[0] > 1 else 0]
         if name in work.held:
-            work.held[name].begin(row)
+            work.held[name].begin(row_of(tree[name], k))
         else:
-            x.copy_(row)
+            x.copy_(row_of(tree[name], k))
     for x, first in work.scratch:
         x.copy_(first)
 
@@ -122,7 +121,12 @@ def save_added(work: Working, start: Tree, tree: Tree, k: int) -> None:
         if name in work.held:
             work.held[name].added(tree[name][k])
         else:
-            torch.sub(now[name], start[name][k if start[name].shape[0] > 1 else 0], out=tree[name][k])
+            torch.sub(now[name], row_of(start[name], k), out=tree[name][k])
+
+
+def row_of(x: Tensor, k: int) -> Tensor:
+    """Client k's of `x [K or 1, ...]`."""
+    return x[k if x.shape[0] > 1 else 0]
 
 
 def gathered(x: Tensor, places: Tensor, work: Working) -> Tensor:
