@@ -27,7 +27,8 @@ def made_run(
 ) -> Path:
     """One value a round; 100 bytes up and down a round unless `columns` say more; `values` of those up are values."""
     config = {"method": method, "seed": seed, "rounds": len(accuracy), "device": "cpu"} | (study or {})
-    Folder.create(path, study_from(config).model_dump())
+    with Folder.create(path, "cpu") as folder:
+        folder.publish(study_from(config).model_dump())
     usual: dict[str, list[Any]] = {"up_bytes": [100] * len(accuracy), "down_bytes": [100] * len(accuracy)}
     columns = {**usual, "accuracy": accuracy, **(columns or {})}
     table = [record(t + 1, **{k: v[t] for k, v in columns.items()}) for t in range(len(accuracy))]

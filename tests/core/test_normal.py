@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparing.core.normal import from_words, keyed, log, normal, root, secret
+from sparing.core.normal import fresh, from_words, keyed, log, normal, root
 from support import make_ctx
 
 
@@ -64,10 +64,10 @@ def test_the_root_is_correctly_rounded():
 
 def test_secret_ones_never_come_again():
     ctx = make_ctx([0, 1])
-    a, b = normal(secret, ctx, "a", 50), normal(secret, ctx, "a", 50)
+    a, b = normal(fresh, ctx, "a", 50), normal(fresh, ctx, "a", 50)
     assert a.shape == (2, 50)
     assert not bool((a == b).any())
-    assert abs(float(normal(secret, ctx, "a", 50_000).std()) - 1) < 0.02
+    assert abs(float(normal(fresh, ctx, "a", 50_000).std()) - 1) < 0.02
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ from support import small_layout, small_net
 DEEP = torch.nn.Sequential(
     torch.nn.Conv2d(2, 4, 3), torch.nn.Conv2d(4, 4, 1), torch.nn.Flatten(), torch.nn.Linear(16, 3)
 )
+SECRET = bytes(range(32))
 METHODS = [
     "dp",
     [{"dp": {"mode": "local", "noise": 0.1}}],
@@ -49,7 +50,15 @@ def name(method):
 def test_both_engines_agree(method):
     study = {"rounds": 2, "sample": 5, "seed": 2, "local": {"steps": 2}, "fleet": {"dropout": 0.2}}
     fast, plain = (
-        sparing.run("digits", method, engine=engine, plan={"path": "loop", "chunk": 3}, evaluate={"every": 2}, **study)
+        sparing.run(
+            "digits",
+            method,
+            engine=engine,
+            plan={"path": "loop", "chunk": 3},
+            evaluate={"every": 2},
+            secret=SECRET,
+            **study,
+        )
         for engine in ("vector", "debug")
     )
     assert fast.model_sha256 == plain.model_sha256
@@ -72,9 +81,9 @@ def test_a_broken_run_resumes_to_the_same_bits(tmp_path, method):
         if record.round == 3:
             raise Stop
 
-    whole = sparing.run("digits", method, **study)
+    whole = sparing.run("digits", method, secret=SECRET, **study)
     with pytest.raises(Stop):
-        sparing.run("digits", method, out=tmp_path / "a", loggers=[breaks], **study)
+        sparing.run("digits", method, out=tmp_path / "a", loggers=[breaks], secret=SECRET, **study)
     resumed = sparing.resume(tmp_path / "a")
     assert resumed.model_sha256 == whole.model_sha256
     assert resumed.epsilon == whole.epsilon
@@ -91,7 +100,8 @@ def even_task():
 def test_without_noise_and_with_a_wide_bound_it_is_fedavg_with_equal_weights():
     study = {"rounds": 3, "sample": 3, "seed": 1, "local": {"steps": 2}, "plan": {"path": "loop"}}
     plain = sparing.run(even_task(), "fedavg", **study)
-    assert sparing.run(even_task(), [{"dp": {"noise": 0, "clip": 1e6}}], **study).model_sha256 == plain.model_sha256
+    quiet = [{"dp": {"noise": 0, "clip": 1e6, "source": "seed"}}]
+    assert sparing.run(even_task(), quiet, **study).model_sha256 == plain.model_sha256
     quiet = [{"dp": {"noise": 0, "clip": 1e6, "mode": "local"}}]
     assert sparing.run(even_task(), quiet, **study).model_sha256 == plain.model_sha256
 
@@ -195,10 +205,20 @@ def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     assert adaptive.schema(Schema({}, {}), Ctx(0, 1, 1, one, one, 1, 1)).notes == {"within": 1}
 
 
-def test_noise_from_the_system_is_never_the_same():
+@pytest.mark.parametrize("source", [{}, {"source": "secret"}, {"source": "system"}], ids=str)
+def test_noise_from_a_secret_is_never_the_same(source):
     study = {"rounds": 1, "sample": 3, "seed": 1, "local": {"steps": 1}}
-    runs = [sparing.run("digits", [{"dp": {"source": "system"}}], **study).model_sha256 for _ in range(2)]
-    assert runs[0] != runs[1]
+    for method in ({"dp": source}, {"dp": source | {"mode": "local"}}, {"obfuscate": source | {"noise": 0.1}}):
+        runs = [sparing.run("digits", [method], **study).model_sha256 for _ in range(2)]
+        assert runs[0] != runs[1]
+
+
+@pytest.mark.parametrize("name", ["dp", "obfuscate"])
+def test_noise_from_the_seed_can_be_drawn_again(name):
+    study = {"rounds": 1, "sample": 3, "seed": 1, "local": {"steps": 1}}
+    method = [{name: {"source": "seed"} | ({"noise": 0.1} if name == "obfuscate" else {})}]
+    runs = [sparing.run("digits", method, **study).model_sha256 for _ in range(2)]
+    assert runs[0] == runs[1]
 
 
 def test_it_can_be_explained():

@@ -28,7 +28,7 @@ def made(seed=0):
 
 def play(**options):
     model, moves = made()
-    played, _ = drive.play(compose(LAYOUT, dp(**options)), model, moves, COUNTS, lost=LOST)
+    played, _ = drive.play(compose(LAYOUT, dp(source="seed", **options)), model, moves, COUNTS, lost=LOST)
     start = {n: x[0].double().numpy() for n, x in model.items()}
     return played, start, moves
 

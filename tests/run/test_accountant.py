@@ -17,6 +17,7 @@ from sparing.core.errors import ConfigError
 from sparing.core.protocols import Privacy
 from sparing.run import accountant
 from sparing.run.accountant import account, epsilon
+from sparing.run.releases import Releases
 from sparing.task.fleet import Fleet
 
 DELTA = 1e-4
@@ -67,11 +68,13 @@ def test_different_rounds_compose():
 
 def test_the_cohorts_counted_are_those_drawn():
     away = Fleet(available=0.5, held_out=torch.tensor([0, 1]))
-    found = dict(zip(range(9), accountant.cohorts(away, 30, 4, seed=3), strict=False))
+    found = dict(zip(range(9), accountant.cohorts(away, 30, 4, seed=3, releases=Releases()), strict=False))
     for t in range(1, 9):
         pool = int(away.present(3, t, 30).sum())
         assert found[t] - found[t - 1] == Counter({(pool, len(away.cohort(3, t, 30, 4))): 1})
-    few = dict(zip(range(9), accountant.cohorts(Fleet(available=0.05), 20, 4, seed=3), strict=False))
+    few = dict(
+        zip(range(9), accountant.cohorts(Fleet(available=0.05), 20, 4, seed=3, releases=Releases()), strict=False)
+    )
     assert sum(few[8].values()) < 8  # rounds without anybody cost nothing
     assert all(n <= min(4, pool) for pool, n in few[8])
 

@@ -126,18 +126,6 @@ def test_a_broken_run_leaves_the_same_pictures(tmp_path, after, every):
     assert (tmp_path / "broken/pictures.jsonl").read_bytes() == (tmp_path / "whole/pictures.jsonl").read_bytes()
 
 
-def test_a_run_of_an_older_release_can_be_resumed(tmp_path):
-    """Its checkpoint says nothing of pictures."""
-
-    def stop(record) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        sparing.run(TASK, **{**OPTIONS, "rounds": 2}, checkpoint=2, out=tmp_path / "a", loggers=[stop])
-    (tmp_path / "a/pictures.jsonl").unlink()
-    assert sparing.resume(tmp_path / "a").rounds == 2
-
-
 def test_the_split_counts_every_training_sample(tmp_path):
     sparing.run(TASK, **{**OPTIONS, "rounds": 1, "record": []}, out=tmp_path / "a")
     (picture,) = of_kind(tmp_path / "a", "split")

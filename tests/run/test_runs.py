@@ -148,7 +148,7 @@ def test_another_task_is_refused(tmp_path):
     with pytest.raises(Stop):
         sparing.run(own_task(), "topk", rounds=3, sample=2, out=tmp_path / "a", loggers=[stop_after(1)])
     smaller = own_task(train=[(torch.ones(4, 3), torch.zeros(4).long())] * 4)
-    with pytest.raises(CheckpointError, match="another config"):
+    with pytest.raises(CheckpointError, match="another task: the training samples changed"):
         sparing.resume(tmp_path / "a", task=smaller)
 
 

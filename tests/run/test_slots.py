@@ -399,17 +399,6 @@ def test_killed_at_any_moment_the_last_checkpoint_comes_back(tmp_path):
     assert last > 4
 
 
-def test_two_processes_do_not_share_a_file(tmp_path):
-    with rounds(tmp_path, "fresh") as run:
-        wait_for(tmp_path / "last", run)
-        bank = SlotBank(tmp_path / "clients.slots", TEMPLATE, 200)
-        for _ in range(2):
-            with pytest.raises(CheckpointError, match="in use by another process"):
-                bank.write(torch.tensor([1]), rows_of(1, 1))
-        run.send_signal(signal.SIGKILL)
-    bank.write(torch.tensor([1]), rows_of(1, 1))
-
-
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads memory in use from /proc")
 def test_time_and_memory_of_a_round_do_not_depend_on_the_clients(tmp_path, one_thread):
     spent = {}

@@ -25,6 +25,7 @@ from sparing.ui.cli import main
 main()
 """
 FILES = {
+    ".lock",
     "config.yaml",
     "environment.json",
     "log.txt",
@@ -272,7 +273,7 @@ def process(*args: str) -> subprocess.Popen:
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on():
     child = process("run", *SMALL, "rounds=100000", "--out", "long")
     assert child.stdout is not None
-    while not Path("long/checkpoint.safetensors").exists():
+    while not Path("long/rounds.csv").exists() or len(Path("long/rounds.csv").read_text().splitlines()) < 3:
         assert child.poll() is None
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=30)

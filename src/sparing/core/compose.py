@@ -1,29 +1,34 @@
 """From a list of recipes to one method, refusing what does not make sense together."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import nn
 
 from sparing.core.codec import chain, feedback, past
 from sparing.core.errors import MethodError
 from sparing.core.keys import Ctx
+from sparing.core.normal import Words, fresh
 from sparing.core.parcel import Cut, Cuts, intersect
 from sparing.core.private import refuse_leaks
 from sparing.core.protocols import Blended, Codec, Local, Method, Recipe, Remade, Report, Share, Weigh, by_samples
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
-def compose(layout: Layout, *recipes: Recipe, local: Local | None = None, sure: bool = False) -> Method:
-    """Apply recipes in order to plain FedAvg over this layout, and check the result; `sure`: see `Method`."""
+def compose(
+    layout: Layout, *recipes: Recipe, local: Local | None = None, sure: bool = False, words: Words = fresh
+) -> Method:
+    """Apply recipes in order to plain FedAvg over this layout, and check the result; `sure`, `words`: see `Method`."""
     local = local or Local()
-    method = applied(recipes, Method(layout, everything(layout, local.buffers), local=local, sure=sure))
+    given: dict[str, Any] = {"local": local, "sure": sure, "words": words}
+    method = applied(recipes, Method(layout, everything(layout, local.buffers), **given))
     refuse_unsound(method)
     if method.fit is None:
         return method
     fit = method.fit.kept if method.fit.kept is not None and method.share.private else method.fit
     sizes = []
     for size, smaller in enumerate(fit.layouts):
-        plain = Method(smaller, everything(smaller, local.buffers), local=local, sure=sure, fit=fit, size=size)
+        plain = Method(smaller, everything(smaller, local.buffers), fit=fit, size=size, **given)
         sizes.append(applied(recipes, plain))
     refuse_state_of_sizes(method, sizes)
     return method._replace(fit=fit, sizes=tuple(sizes))

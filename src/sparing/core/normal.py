@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from sparing.core.keys import Ctx, hashes
+from sparing.core.tree import column, flat
 
-Words = Callable[[Ctx, str, int], Tensor]
-"""(ctx, tag, n) -> n 64-bit words for each client, `[K, n]`."""
+Words = Callable[[Ctx, str, int, Tensor | None], Tensor]
+"""(ctx, tag, n, values) -> n 64-bit words for each client, `[K, n]`. A secret source gives unrelated words for other
+values `[K, ...]`; without values, words that the other end can draw too."""
 
 BITS = 52
 LOG = [2 / (2 * k + 1) for k in range(12)]  # log((1 + s) / (1 - s)) = s * sum LOG[k] s^2k
@@ -24,22 +26,28 @@ COS = [(-1) ** k / math.factorial(2 * k) for k in range(9)]
 SIN = [(-1) ** k / math.factorial(2 * k + 1) for k in range(9)]
 
 
-def keyed(ctx: Ctx, tag: str, n: int) -> Tensor:
+def keyed(ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
     """Known to everyone who knows the seed: for simulations."""
     return hashes(ctx.keys(tag), n)
 
 
-def secret(ctx: Ctx, tag: str, n: int) -> Tensor:
+def fresh(ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
     """From the operating system: nobody can draw them again."""
     k = len(ctx.ids)
     return torch.frombuffer(bytearray(os.urandom(8 * k * n)), dtype=torch.int64).reshape(k, n).to(ctx.ids.device)
 
 
-def normal(words: Words, ctx: Ctx, tag: str, n: int) -> Tensor:
+def noise(words: Words, ctx: Ctx, tag: str, x: Tensor, scale_K: Tensor) -> Tensor:
+    """Normal noise for the values x `[K, *shape]`, of each client's standard deviation: float64, drawn for both."""
+    about = torch.cat([flat(x).double(), scale_K.double()[:, None]], dim=1)
+    return normal(words, ctx, tag, x[0].numel(), about).reshape(x.shape).mul_(column(scale_K.double(), x))
+
+
+def normal(words: Words, ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
     """`[K, n]` float64, independent standard normal numbers."""
     if n == 0:
         return torch.zeros(len(ctx.ids), 0, dtype=torch.float64, device=ctx.ids.device)
-    drawn = words(ctx, tag, n + n % 2)
+    drawn = words(ctx, tag, n + n % 2, values)
     return torch.cat([from_words(row[None], n) for row in drawn])
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import Ctx
+from sparing.core.normal import Words, fresh
 from sparing.core.parcel import Cuts, Parcel, Schema
 from sparing.core.tree import Kept, Layout, Trained, Tree
 
@@ -229,6 +230,7 @@ class Privacy(NamedTuple):
     mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update
     epsilon: float | None = None  # the run ends before more than this is spent
     delta: float | None = None  # by default 1 / clients^1.1
+    secret: bool = True  # noise and cohorts come from a secret; else from the seed, which protects nobody
 
 
 class Broadcast(NamedTuple):
@@ -257,6 +259,8 @@ class Method(NamedTuple):
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
     broadcast: Broadcast | None = None  # None: clients are sent values, and the model moves by the update itself
     sure: bool = False  # no upload is ever lost
+    words: Words = fresh  # where its parts take secret randomness from; who runs the method gives it
+    secret: bool = False  # whether one of them does
 
 
 Recipe = Callable[[Method], Method]

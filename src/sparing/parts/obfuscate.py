@@ -12,17 +12,18 @@ first, and each block is mixed for itself.
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx, hashes
-from sparing.core.normal import keyed, normal
+from sparing.core.keys import Ctx
+from sparing.core.normal import Words, keyed
+from sparing.core.normal import noise as drawn_noise
 from sparing.core.parcel import Parcel, cleared, sent
 from sparing.core.protocols import Codec, View
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, column, flat
+from sparing.core.tree import Layout, Tree, flat
 
 NAME = "obfuscate"
 
 
-def noised(layout: Layout, scale: float) -> Codec:
+def noised(layout: Layout, scale: float, words: Words = keyed) -> Codec:
     """v + scale * rms(v) * N(0, 1) wherever something is sent, layer by layer."""
     params = frozenset(layout.params)
 
@@ -32,8 +33,7 @@ def noised(layout: Layout, scale: float) -> Codec:
             leaf = leaves[name]
             x, mask = leaf.value.double(), sent(leaf)
             rms_K = (total(x.square()) / inside(mask, x).sum(dim=1).clamp(min=1)).sqrt()
-            drawn = normal(keyed, view.ctx, f"{NAME}/{name}", x[0].numel()).reshape(x.shape)
-            value = (x + column(scale * rms_K, x) * drawn).to(leaf.value.dtype)
+            value = (x + drawn_noise(words, view.ctx, f"{NAME}/{name}", x, scale * rms_K)).to(leaf.value.dtype)
             leaves[name] = leaf._replace(value=cleared(value, mask))
         return Parcel(leaves, parcel.notes), state
 
@@ -41,7 +41,7 @@ def noised(layout: Layout, scale: float) -> Codec:
     return Codec(encode, name=NAME, lossy=True, traits=frozenset(traits))
 
 
-def rotated(layout: Layout) -> Codec:
+def rotated(layout: Layout, words: Words = keyed) -> Codec:
     """The same entries in a basis that only those with the key know."""
     params = frozenset(layout.params)
 
@@ -50,8 +50,8 @@ def rotated(layout: Layout) -> Codec:
         for name in params & leaves.keys():
             leaf = leaves[name]
             mask = inside(leaf.scope, leaf.value)
-            words = hashes(ctx.keys(f"{NAME}/{name}"), mask.shape[1])
-            rows = zip(flat(leaf.value), words, mask.expand(len(leaf.value), -1), strict=True)
+            drawn = words(ctx, f"{NAME}/{name}", mask.shape[1], None)
+            rows = zip(flat(leaf.value), drawn, mask.expand(len(leaf.value), -1), strict=True)
             value = torch.stack([turned(x, word, here, back) for x, word, here in rows]).reshape(leaf.value.shape)
             leaves[name] = leaf._replace(value=value)
         return Parcel(leaves, parcel.notes)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from sparing.core.errors import MethodError, WireError, check_range
 from sparing.core.keys import Ctx
-from sparing.core.normal import Words, keyed, normal
+from sparing.core.normal import Words, keyed
+from sparing.core.normal import noise as drawn_noise
 from sparing.core.parcel import Parcel, Schema, cleared
 from sparing.core.private import STAGE
 from sparing.core.protocols import Arrival, Blended, Codec, Report, Rows, Step, View
@@ -82,10 +83,9 @@ def local(bound: float, noise: float, words: Words = keyed) -> Codec:
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         values, _ = clipped({name: x.value for name, x in parcel.leaves.items()}, everyone(bound, view.ctx))
-        leaves = dict(parcel.leaves)
+        leaves, deviation_K = dict(parcel.leaves), everyone(noise * bound, view.ctx)
         for name, x in values.items():
-            drawn = normal(words, view.ctx, f"dp/{name}", x[0].numel()).reshape(x.shape)
-            value = (x.double() + noise * bound * drawn).to(x.dtype)
+            value = (x.double() + drawn_noise(words, view.ctx, f"dp/{name}", x, deviation_K)).to(x.dtype)
             leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
         hidden = {"n": torch.ones_like(parcel.notes["n"]), "loss": torch.zeros_like(parcel.notes["loss"])}
         return Parcel(leaves, parcel.notes | hidden), state
@@ -126,16 +126,17 @@ def central(bound: float, noise: float, adapt: Adapt | None = None, words: Words
                 f"{min(blended.apart)!r} differ; use one mask for all, or mode: local"
             )
         m, length = len(blended.ids), float(state[CLIP])
-        deviation = on_updates(noise, adapt, ctx) * length / m
+        deviation, common = on_updates(noise, adapt, ctx) * length / m, ctx.common
         update = {}
         for name, x in blended.update.items():
-            drawn = normal(words, ctx.common, f"dp/{name}", x.numel()).reshape(x.shape)
-            update[name] = cleared(x + deviation * drawn, blended.covered[name])
+            added = drawn_noise(words, common, f"dp/{name}", x, everyone(deviation, common))
+            update[name] = cleared(x + added, blended.covered[name])
         report = {"dp_clip": length, "dp_noise": deviation}
         if adapt is None:
             return update, state, report
-        drawn = float(normal(words, ctx.common, "dp within", 1))
-        share = (float(blended.seen[WITHIN].double().sum()) + on_count(noise, adapt, ctx) * drawn) / m
+        count = blended.seen[WITHIN].double().sum().reshape(1, 1)
+        count = count + drawn_noise(words, common, "dp within", count, everyone(on_count(noise, adapt, ctx), common))
+        share = float(count) / m
         after = length * math.exp(-adapt.rate * (share - adapt.quantile))
         return update, {CLIP: torch.full_like(state[CLIP], after)}, report
 

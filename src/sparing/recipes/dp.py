@@ -1,7 +1,7 @@
 from typing import Literal
 
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.normal import keyed, secret
+from sparing.core.normal import keyed
 from sparing.core.protocols import Method, Privacy, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.parts import privacy
@@ -20,7 +20,7 @@ def dp(
     quantile: float = 0.5,
     rate: float = 0.2,
     count_noise: float | None = None,
-    source: Literal["seed", "system"] = "seed",
+    source: Literal["secret", "system", "seed"] = "secret",
 ) -> Recipe:
     """Differential privacy of whole clients: clip each update, add noise to what is shared, count epsilon."""
     check_range("dp.noise", noise, 0, 1e6)
@@ -33,12 +33,13 @@ def dp(
     check_range("dp.rate", rate, 0, 10, open_low=True)
     if adaptive and mode == "local":
         raise ConfigError("dp.adaptive needs the server's noise on the count of clients; use mode: central")
-    words = secret if source == "system" else keyed
 
     def apply(method: Method) -> Method:
         if method.privacy is not None:
             raise MethodError("dp stands twice in the list; keep one")
-        method = method._replace(privacy=Privacy(noise, mode, epsilon, delta))
+        secret = source != "seed"
+        words = method.words if secret else keyed
+        method = method._replace(privacy=Privacy(noise, mode, epsilon, delta, secret), secret=method.secret or secret)
         if mode == "local":
             return method._replace(up=(*method.up, privacy.local(clip, noise, words)))
         adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None

@@ -8,7 +8,8 @@ central   whoever sees every round's model, but not who took part in it. Each ro
           taken without sampling.
 local     whoever sees every upload and knows whose it is: no sampling. For the client that took part most often.
 
-Both are pure functions of the study, so nothing has to be kept or restored.
+Both follow from the study and from what was released: a round that was released twice, with other values, counts
+twice (`run/releases.py`).
 """
 
 import itertools
@@ -22,7 +23,9 @@ import numpy as np
 import torch
 
 from sparing.core.errors import ConfigError
+from sparing.core.keys import EVERYONE
 from sparing.core.protocols import Privacy
+from sparing.run.releases import Releases
 from sparing.task.fleet import Fleet
 
 Times = Counter[tuple[int, int]]
@@ -37,12 +40,22 @@ class Account(NamedTuple):
     why: str = ""
 
 
-def account(privacy: Privacy, fleet: Fleet, clients: int, count: int, seed: int, rounds: int) -> Account:
+def account(
+    privacy: Privacy,
+    fleet: Fleet,
+    clients: int,
+    count: int,
+    seed: int,
+    rounds: int,
+    releases: Releases | None = None,
+) -> Account:
     """Of a run that asks `count` of its clients a round. A budget that does not pay for one round is refused."""
     training = clients - (0 if fleet.held_out is None else len(fleet.held_out))
     delta = privacy.delta if privacy.delta is not None else max(training, 2) ** -1.1
 
-    history = (participations if privacy.mode == "local" else cohorts)(fleet, clients, count, seed)
+    history = (participations if privacy.mode == "local" else cohorts)(
+        fleet, clients, count, seed, releases or Releases()
+    )
     known: list[Times] = []
 
     def spent(t: int) -> float:
@@ -101,19 +114,20 @@ def library() -> Any:
     return rdp_privacy_accountant
 
 
-def cohorts(fleet: Fleet, clients: int, count: int, seed: int) -> Iterator[Times]:
+def cohorts(fleet: Fleet, clients: int, count: int, seed: int, releases: Releases) -> Iterator[Times]:
     """After 0, 1, 2, ... rounds: how many of them drew how many clients from how many present."""
     found: Times = Counter()
     for t in itertools.count(1):
         yield Counter(found)
         pool = int(fleet.present(seed, t, clients).sum())
         if pool:
-            found[pool, min(count, pool)] += 1
+            found[pool, min(count, pool)] += releases.count(t, EVERYONE)
 
 
-def participations(fleet: Fleet, clients: int, count: int, seed: int) -> Iterator[Times]:
+def participations(fleet: Fleet, clients: int, count: int, seed: int, releases: Releases) -> Iterator[Times]:
     """After 0, 1, 2, ... rounds: how often the client took part that did so most often, each time known to have."""
     times = torch.zeros(clients, dtype=torch.int64)
     for t in itertools.count(1):
         yield Counter({(1, 1): int(times.max())})
-        times[fleet.cohort(seed, t, clients, count)] += 1
+        for who in fleet.cohort(seed, t, clients, count).tolist():
+            times[who] += releases.count(t, who)

@@ -44,7 +44,7 @@ class Section(BaseModel):
         """Hardly a key here means yes or no, and YAML is quick to read a word as one."""
         for key, value in values.items() if isinstance(values, dict) else ():
             known = cls.model_fields.get(key)
-            if isinstance(value, bool) and (known is None or known.annotation != Choice):
+            if isinstance(value, bool) and (known is None or known.annotation not in (bool, Choice)):
                 raise ValueError(f"{key} is {str(value).lower()}, which no key can be; quote it if it is a word")
         return values
 
@@ -196,10 +196,12 @@ class Study(Section):
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
     record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
+    keep_secret: StrictBool = False  # what noise was drawn from, once the run has ended; then it can be repeated
 
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
-        text = json.dumps(self.model_dump(exclude_defaults=True, exclude={"plan": {"graph"}}), sort_keys=True)
+        aside: Any = {"plan": {"graph"}, "keep_secret": True}
+        text = json.dumps(self.model_dump(exclude_defaults=True, exclude=aside), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from sparing.core.errors import CheckpointError
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -35,6 +37,17 @@ def replacing(path: str | Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """What the operating system refuses while a run's file is written, such as a full disk, becomes one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} could not be written ({error.strerror}); free some space or check its permissions, then try again"
+        ) from error
 
 
 def write_atomic(path: str | Path, data: Buffer) -> None:

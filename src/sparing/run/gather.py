@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 from sparing.core.errors import ConfigError
 from sparing.core.registry import known
 from sparing.run.config import Study, study_from
-from sparing.run.folder import CONFIG, FAILED, LEDGER, METRICS, ROUNDS, SUMMARY, Folder
+from sparing.run.folder import CONFIG, FAILED, LEDGER, METRICS, ROUNDS, SUMMARY, config_of, refuse_altered
 from sparing.run.results import Record, metrics_read, row_read
 from sparing.task.options import named
 
-ASIDE = ("seed", "engine", "device", "plan", "checkpoint", "record")
+ASIDE = ("seed", "engine", "device", "plan", "checkpoint", "record", "keep_secret")
 """What does not make it another experiment: the seed, and where and how it was run."""
 T = TypeVar("T")
 
@@ -61,9 +61,9 @@ def is_run(path: Path) -> bool:
 
 def read(path: Path) -> Kept:
     """What a run folder holds so far."""
-    folder, config = Folder.open(path)
-    study = study_from(config, str(path / CONFIG)).model_dump()
-    table = records(folder.path)
+    study = study_from(config_of(path), str(path / CONFIG)).model_dump()
+    refuse_altered(path)
+    table = records(path)
     summary = parsed(path / SUMMARY, summary_read) if (path / SUMMARY).is_file() else {}
     name = "+".join(named("method", entry)[0] for entry in study["method"])
     done = bool(table) and summary.get("rounds") == len(table)
@@ -78,7 +78,7 @@ def is_there(study: Study, folder: Path, fix: str = "choose another folder") -> 
     """Whether the folder holds this study, to go on with; a run of another study there is refused."""
     if not is_run(folder):
         return False
-    there = study_from(Folder.open(folder)[1], str(folder / CONFIG))
+    there = study_from(config_of(folder), str(folder / CONFIG))
     if there.seed != study.seed or flat_settings(there.model_dump()) != flat_settings(study.model_dump()):
         raise ConfigError(f"{folder} holds a run of another study; {fix}")
     return True

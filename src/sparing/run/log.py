@@ -7,11 +7,12 @@ somebody asked for them (`-v`).
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from sparing.core.errors import SparingError
+from sparing.run.files import writing
 from sparing.run.results import Record
 
 LOG = logging.getLogger("sparing")
@@ -19,9 +20,10 @@ LOG = logging.getLogger("sparing")
 
 @contextmanager
 def logging_to(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
-    """The logger to hand to a run; whatever is said meanwhile is written to `path`."""
-    with open(path, "a", encoding="utf-8") as file:
+    """The logger to hand to a run; whatever is said meanwhile is written to `path`, as long as there is room for it."""
+    with writing(path), unhurried(path) as file:
         handler, shown = logging.StreamHandler(file), warnings.showwarning
+        handler.handleError = lambda record: None  # a full disk: the next table that grows says so
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
 
         def say(text: str) -> None:
@@ -43,6 +45,17 @@ def logging_to(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
         finally:
             LOG.removeHandler(handler)
             warnings.showwarning = shown
+
+
+@contextmanager
+def unhurried(path: Path) -> Iterator[IO[str]]:
+    """A file to append to; what it could not take is dropped when it is closed."""
+    file = open(path, "a", encoding="utf-8")
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            file.close()
 
 
 def line(record: Record) -> str:

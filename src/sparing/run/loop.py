@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparing.core import tree
-from sparing.core.errors import ConfigError
+from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.keys import EVERYONE
 from sparing.core.round import Server
 from sparing.engines.engine import Engine, Job, Outcome
 from sparing.engines.evaluation import Wanted
@@ -22,9 +24,18 @@ from sparing.run.clock import clocked, is_timed
 from sparing.run.config import EvaluateSection, Study
 from sparing.run.folder import Folder
 from sparing.run.heap import give_back
+from sparing.run.identity import Identity
+from sparing.run.releases import Releases
 from sparing.run.results import Record, Result, best, last
+from sparing.run.secret import Secret, delete
 
 Logger = Callable[[Record], None]
+NOBODY = "protects nobody: the noise follows the study's public seed (dp.source: seed)"
+HOLDS = {
+    "central": "holds for whoever sees the models but not ledger.csv, clients.csv or kept parcels, which name who took "
+    "part",
+    "local": "holds for whoever sees every upload and knows whose it is",
+}
 
 
 @dataclass
@@ -32,19 +43,65 @@ class Run:
     """A run between two rounds."""
 
     study: Study
-    name: str  # of the task
     clients: int
     engine: Engine
     bank: Bank
     server: Server
     folder: Folder | None
-    fingerprint: str  # what a checkpoint must agree with; empty where there is no folder for one
     job: Job
     rows: Bank | None = None  # what the server keeps of every client
     scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
+    secret: Secret | None = None  # what its noise is drawn from, if from a secret
+    releases: Releases = field(default_factory=Releases)
+    identity: Identity = field(default_factory=dict)  # what must be the same on resume; empty without a folder
     done: int = 0  # rounds
-    seconds: float = 0.0  # spent before this process
+    seconds: float = 0.0  # up to the last round that is done
     table: list[Record] = field(default_factory=list)
+    spending: Account | None = None  # of privacy, as it is known so far
+
+    def __post_init__(self) -> None:
+        self.count = cohort_size(self.clients - len(self.job.task.held_out), self.study.sample)
+        self.recount()
+
+    def recount(self) -> None:
+        """What the run spends of its clients' privacy, given what it has released."""
+        self.spending = spending_of(self.job, self.count, self.releases)
+
+    @property
+    def last(self) -> int:
+        """The last round there will be."""
+        return self.spending.last if self.spending else self.study.rounds
+
+    def release(self, t: int) -> None:
+        """Called before anything of round t is written, printed or sent: epsilon counts it from here on."""
+        if not self.secret or not self.job.method.privacy:
+            return
+        privacy, found = self.job.method.privacy, self.secret.released(t)
+        mine = {who: digest for who, digest in found.items() if (who == EVERYONE) == (privacy.mode == "central")}
+        if self.releases.add(t, mine):
+            self.recount()
+            assert self.spending is not None
+            if privacy.epsilon is not None and self.spending.spent(t) > privacy.epsilon:
+                raise CheckpointError(
+                    f"round {t} comes to other values than when it was released before; both together spend epsilon "
+                    f"{self.spending.spent(t):.4g}, more than dp.epsilon {privacy.epsilon:g}: the run ends here"
+                )
+        self.releases.write()
+
+    def save(self) -> None:
+        """A checkpoint of the rounds that are done."""
+        assert self.folder is not None
+        meta: dict[str, Any] = {"round": self.done, "seconds": self.seconds, "identity": self.identity}
+        if self.secret and self.releases.table:
+            meta |= {"secret": self.secret.commitment, "releases": self.releases.table.mark()}
+        self.folder.save(self.server, self.bank, self.rows, meta)
+
+    def finish(self, result: Result) -> None:
+        """Write down what the run came to; its secret is deleted, unless it is to be kept."""
+        if self.folder:
+            self.folder.finish(result)
+            if not self.study.keep_secret:
+                delete(self.folder.path)
 
     def close(self) -> None:
         self.bank.close()
@@ -58,37 +115,37 @@ class Run:
 def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
     """Train the rounds that are left."""
     study, began = run.study, time.perf_counter() - run.seconds
-    count = cohort_size(run.clients - len(run.job.task.held_out), study.sample)
     wanted = wanted_of(study.evaluate, run.job)
-    spending = spending_of(run.job, count)
-    last = spending.last if spending else study.rounds
 
     def finish(t: int, under_way: Callable[[], Outcome], views: list) -> None:
         """Say how round t went, and keep it."""
         outcome, evaluation = under_way(), None
+        run.release(t)
         if is_timed(run.job.fleet):
             so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
             outcome = outcome._replace(report=outcome.report | clocked(run.job, outcome, t, so_far))
-        if spending:
-            outcome = outcome._replace(report=outcome.report | {"epsilon": spending.spent(t)})
-        if t % study.evaluate.every == 0 or t == last:
+        if run.spending:
+            outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
+        if t % study.evaluate.every == 0 or t == run.last:
             evaluation = run.engine.evaluate(run.server, t, wanted)
         record = Record.of(t, outcome, evaluation, time.perf_counter() - began)
         run.table.append(record)
-        run.done = t
+        run.done, run.seconds = t, record.seconds
         if run.folder:
             run.folder.append(t, record, outcome, evaluation, pictures.text(views))
-            if t % study.checkpoint == 0 or t == last:
-                meta = {"round": t, "seconds": record.seconds, "fingerprint": run.fingerprint}
-                run.folder.save(run.server, run.bank, run.rows, meta)
+            if t % study.checkpoint == 0 or t == run.last:
+                run.save()
         for log in loggers:
             log(record)
 
     waiting: list[Callable[[], None]] = []  # a round that the GPU may not have finished when the next one starts
+    ahead = run.server.device.type == "cuda" and run.secret is None
+    t = run.done
     try:
-        for t in range(run.done + 1, last + 1):
-            ids = run.job.fleet.cohort(study.seed, t, run.clients, count)
-            shown = run.folder is not None and pictures.is_shown(t, last)
+        while t < run.last:
+            t += 1
+            ids = run.job.fleet.cohort(study.seed, t, run.clients, run.count)
+            shown = run.folder is not None and pictures.is_shown(t, run.last)
             views = pictures.before(run.job, run.bank, run.server, ids, t, study.record) if shown else []
             run.server, under_way = run.engine.start(run.server, ids, t)
             views += pictures.after(run.job, run.server, t) if shown else []
@@ -96,14 +153,13 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
                 waiting.pop()()
             waiting.append(partial(finish, t, under_way, views))
             looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
-            if looked_at or t == last or run.server.device.type != "cuda":
+            if looked_at or t == run.last or not ahead:
                 waiting.pop()()
     finally:
         while waiting:
             waiting.pop()()
-    result = result_of(run, spending)
-    if run.folder:
-        run.folder.finish(result)
+    result = result_of(run)
+    run.finish(result)
     return result
 
 
@@ -134,17 +190,17 @@ def spread(clients: int, most: int) -> Tensor:
     return torch.linspace(0, clients - 1, most, dtype=torch.float64).round().long()
 
 
-def spending_of(job: Job, count: int) -> Account | None:
+def spending_of(job: Job, count: int, releases: Releases | None = None) -> Account | None:
     """What the run spends of its clients' privacy, where the method promises any."""
     if job.method.privacy is None:
         return None
-    return account(job.method.privacy, job.fleet, len(job.task), count, job.seed, job.rounds)
+    return account(job.method.privacy, job.fleet, len(job.task), count, job.seed, job.rounds, releases)
 
 
-def result_of(run: Run, spending: Account | None = None) -> Result:
-    table = run.table
+def result_of(run: Run) -> Result:
+    table, spending = run.table, run.spending
     return Result(
-        task=run.name,
+        task=run.job.task.name,
         method="+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in run.study.method),
         rounds=run.done,
         seed=run.study.seed,
@@ -161,4 +217,14 @@ def result_of(run: Run, spending: Account | None = None) -> Result:
         model={name: x[0].cpu().clone() for name, x in run.job.network(run.server.model).items()},
         epsilon=spending.spent(run.done) if spending else math.nan,
         stopped=spending.why if spending else "",
+        privacy=promise(run),
     )
+
+
+def promise(run: Run) -> str:
+    """For whom epsilon holds; and that a run whose secret is gone cannot be repeated."""
+    privacy, gone = run.job.method.privacy, "the secret is deleted, so nobody can repeat this run"
+    if not run.secret:
+        return NOBODY if privacy else ""
+    said = [HOLDS[privacy.mode]] if privacy else []
+    return "; ".join(said if run.study.keep_secret else [*said, gone])

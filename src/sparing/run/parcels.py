@@ -6,6 +6,7 @@ parcels/round-0003/client-00017-up.schema          their schemas, in the safeten
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from sparing.core.tree import Tree, under
 from sparing.engines.engine import Post
 
 
-def keeping(folder: Path) -> Post:
-    """Every parcel of a run goes into this folder."""
+def keeping(folder: Path, release: Callable[[int], None] = lambda t: None) -> Post:
+    """Every parcel of a run goes into this folder; `release(round)` is told before one does."""
 
     def post(ctx: Ctx, way: str, data: bytes, schemas: list[Schema]) -> None:
+        release(ctx.round)
         home = folder / f"round-{ctx.round:04d}"
         home.mkdir(parents=True, exist_ok=True)
         save(home / f"client-{int(ctx.ids[0]):05d}-{way}.spar", data, schemas)

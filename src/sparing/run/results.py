@@ -130,6 +130,7 @@ class Result:
     model: dict[str, Tensor] = field(repr=False)  # the trained global model, as a state_dict
     epsilon: float = math.nan  # what was spent of the clients' privacy, where the method counts it
     stopped: str = ""  # why the run ended before its last round
+    privacy: str = ""  # for whom epsilon holds
 
     def metric(self, name: str) -> list[float]:
         """One number a round of what the method itself reports; NaN where it said nothing."""
@@ -150,7 +151,9 @@ class Result:
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
-        aside = ("table", "model") if self.epsilon == self.epsilon else ("table", "model", "epsilon", "stopped")
+        private = ("privacy",) if self.privacy else ()
+        private = ("epsilon", "stopped", *private) if self.epsilon == self.epsilon else private
+        aside = {"table", "model", "epsilon", "stopped", "privacy"} - set(private)
         names = [f.name for f in fields(self) if f.name not in aside]
         values = {name: getattr(self, name) for name in names}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}

@@ -14,7 +14,6 @@ read and written by offset, not mapped, so the memory in use is that of the rows
     [[1.0, 1.0], [0.0, 0.0]]
 """
 
-import fcntl
 import hashlib
 import os
 import weakref
@@ -230,21 +229,15 @@ class SlotBank:
         self.set_table(ids, slots, saved["crc"].numpy().astype(np.uint32))
 
     def open(self, fresh: bool, need: int = 0) -> None:
-        """Opens the file, emptied where a fresh run begins; one process at a time."""
+        """Opens the file, emptied where a fresh run begins. Whoever opens it holds the lock of its folder."""
         self.close()
         try:
             self.fd = os.open(self.path, os.O_RDWR | (os.O_CREAT if fresh else 0), 0o666)
             self.shut = weakref.finalize(self, os.close, self.fd)
-            fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # goes with the process, however it ends
             if fresh:
                 os.ftruncate(self.fd, 0)
                 sync_folder(self.path.parent)
             found = os.fstat(self.fd).st_size
-        except BlockingIOError:
-            self.close()
-            raise CheckpointError(
-                f"{self.path} is in use by another process; wait for that run to end, or stop it"
-            ) from None
         except OSError as error:
             self.close()
             raise self.refused("cannot be opened", error) from error

@@ -1,11 +1,9 @@
 """Starting, resuming: from a study and a task to a run that can loop."""
 
-import hashlib
 import random
 import warnings
-import zlib
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,15 +15,20 @@ from torch import nn
 from sparing.core import tree
 from sparing.core.compose import compose, remade
 from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.normal import fresh as unrepeatable
+from sparing.core.protocols import Method
 from sparing.core.round import first_client, first_row, first_server
+from sparing.core.tree import under
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job
 from sparing.engines.vector import Vector
+from sparing.run import secret as secrets
 from sparing.run.bank import open_bank
 from sparing.run.config import FleetSection, Study, study_from
 from sparing.run.environment import environment
-from sparing.run.folder import LOG, SERVER_SLOTS, SLOTS, Folder
+from sparing.run.folder import CHECKPOINT, CONFIG, LOG, SERVER_SLOTS, SLOTS, Folder, config_of, server_of
 from sparing.run.heap import keep_freed
+from sparing.run.identity import identity, refuse_another
 from sparing.run.log import logging_to
 from sparing.run.loop import Logger, Run, cohort_size, loop, spending_of
 from sparing.run.methods import recipes
@@ -33,7 +36,9 @@ from sparing.run.parcels import keeping
 from sparing.run.pictures import refuse_sizes
 from sparing.run.plan import Settled, device_of, settle_plan
 from sparing.run.probe import refuse_misfit
+from sparing.run.releases import Releases
 from sparing.run.results import Result
+from sparing.run.secret import Secret
 from sparing.task.attack import Attack, attackers, flipped
 from sparing.task.build import build_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
@@ -50,11 +55,13 @@ def run(
     *,
     out: str | Path | None = None,
     loggers: Sequence[Logger] = (),
+    secret: bytes | None = None,
     **study: Any,
 ) -> Result:
     """Train, and return the result. `study` takes every key of a study file: rounds, sample, local, seed, ...
 
-    `task` is your own `sparing.Task`, the name of a dataset, or the task section of a study file as a dict.
+    `task` is your own `sparing.Task`, the name of a dataset, or the task section of a study file as a dict. `secret` is
+    what secret noise is drawn from, 32 bytes, to repeat a run whose secret was kept; by default it is new in every run.
 
     >>> result = run("digits", method="psfed+int8", rounds=1, sample=4, seed=1)
     >>> result.rounds, result.up_bytes < result.down_bytes
@@ -63,45 +70,73 @@ def run(
     values: dict[str, Any] = {**study, "method": method}
     if isinstance(task, Task):
         values["task"] = {"data": OWN_TASK, "clients": len(task), "split": None, "model": None}
-        return start(study_from(values), task, out, loggers)
+        return start(study_from(values), task, out, loggers, secret)
     if task is not None:
         values["task"] = {"data": task} if isinstance(task, str) else task
-    return start(study_from(values), None, out, loggers)
+    return start(study_from(values), None, out, loggers, secret)
 
 
 def start(
-    study: Study, task: Task | None = None, out: str | Path | None = None, loggers: Sequence[Logger] = ()
+    study: Study,
+    task: Task | None = None,
+    out: str | Path | None = None,
+    loggers: Sequence[Logger] = (),
+    key: bytes | None = None,
 ) -> Result:
     """A new run. Everything that can be refused is refused before anything is written."""
-    job, study = settled(study, task or named_task(study))
-    folder = Folder.create(out, study.model_dump()) if out is not None else None
-    with closing(fresh(study, job, folder)) as state:
+    secret = Secret(key)
+    job, study = settled(study, task or named_task(study), secret)
+    with (
+        nullcontext() if out is None else Folder.create(out, study.device) as folder,
+        closing(fresh(study, job, folder, secret)) as state,
+    ):
+        if folder:
+            state.releases.create()
+            if state.secret:
+                secrets.keep(folder.path, secret)
+            state.save()
+            folder.publish(study.model_dump())
         return logged(state, loggers)
 
 
 def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
     """Continue the run in a folder from its last checkpoint. A run on your own Task needs that task again."""
-    folder, config = Folder.open(path)
-    study = study_from(config, str(folder.path / "config.yaml"))
-    if task is None and study.task.data == OWN_TASK:
-        raise ConfigError(
-            f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
-        )
-    job, study = settled(study, task or named_task(study))
-    with closing(fresh(study, job, folder)) as state:
-        saved = folder.load(state.fingerprint, study.checkpoint)
-        if saved is not None:
-            server, bank, rows, meta = saved
-            if state.server.past and not server.past:
-                raise CheckpointError(f"{path} was broadcast by an older release; resume with it, or start a new run")
-            if state.server.fit.keys() != server.fit.keys():
-                raise CheckpointError(f"{path} was factored by an older release; resume with it, or start a new run")
-            state.server = server._replace(rows=state.rows).to(state.server.device)
-            state.bank.restore(bank)
-            if state.rows is not None:
-                state.rows.restore(rows)
-            state.done, state.seconds, state.table = meta["round"], meta["seconds"], folder.records(meta["round"])
-        return logged(state, loggers)
+    with Folder.open(path) as folder:
+        study = study_from(config_of(path), str(folder.path / CONFIG))
+        if task is None and study.task.data == OWN_TASK:
+            raise ConfigError(
+                f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
+            )
+        key = secrets.kept(folder.path)
+        secret = Secret(key)
+        job, study = settled(study, task or named_task(study), secret)
+        with closing(fresh(study, job, folder, secret)) as state:
+            restore(state, key)
+            return logged(state, loggers)
+
+
+def restore(run: Run, key: bytes | None) -> None:
+    """A run as its last checkpoint has it; nothing is changed in its folder before all of it is known to be sound."""
+    folder = run.folder
+    assert folder is not None
+    tensors, meta = folder.load()
+    refuse_another(meta["identity"], run.identity, folder.path / CHECKPOINT)
+    server = server_of(tensors)
+    for was, now, how in ((server.past, run.server.past, "broadcast"), (server.fit, run.server.fit, "factored")):
+        if was.keys() != now.keys():
+            raise CheckpointError(f"{folder.path} was {how} by an older release; resume with it, or start a new run")
+    run.done, run.seconds, run.table = meta["round"], meta["seconds"], folder.records(meta["round"])
+    if run.secret:
+        run.releases.restore(meta["releases"])
+        run.recount()
+        if run.done < run.last or key is not None:
+            secrets.refuse_other(run.secret, key, meta["secret"], folder.path)
+    run.server = server._replace(rows=run.rows).to(run.server.device)
+    run.bank.restore(under("bank", tensors))
+    if run.rows is not None:
+        run.rows.restore(under("rows", tensors))
+    folder.cut()
+    run.releases.cut()
 
 
 def logged(state: Run, loggers: Sequence[Logger]) -> Result:
@@ -120,14 +155,14 @@ def named_task(study: Study) -> Task:
     return build_task(**study.task.model_dump(), seed=study.seed)
 
 
-def settled(study: Study, task: Task) -> tuple[Job, Study]:
+def settled(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
-    job, study, _ = planned(study, task)
+    job, study, _ = planned(study, task, secret)
     return job, study
 
 
-def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
-    """The same, and how the plan came about."""
+def planned(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study, Settled]:
+    """The same, and how the plan came about. `secret`: what the method's secret noise will be drawn from."""
     device = device_of(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
     fleet = fleet_of(study.fleet, task, study.seed)
@@ -137,8 +172,12 @@ def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
     model = remade(checked_model(task.build(study.seed)), made, static, study.seed).to(device)
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
+    words = secret.words if secret else unrepeatable
+    method = compose(layout, *made, local=study.local.local(), sure=fleet.sure, words=words)
+    if secret and counts_sampling(method):
+        fleet = fleet._replace(draw=secret.cohort)
     job = Job(
-        method=compose(layout, *made, local=study.local.local(), sure=fleet.sure),
+        method=method,
         task=task.to(device),
         model=model,
         initial=tree.tree_of(model, layout),
@@ -165,6 +204,11 @@ def planned(study: Study, task: Task) -> tuple[Job, Study, Settled]:
     study = study.model_copy(update={"plan": found.plan, "device": str(device)})
     names = ("path", "chunk", "threads", "precision", "graph")
     return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
+
+
+def counts_sampling(method: Method) -> bool:
+    """Whether a promise of privacy rests on nobody knowing who takes part."""
+    return method.privacy is not None and method.privacy.secret and method.privacy.mode == "central"
 
 
 def checked_model(model: nn.Module) -> nn.Module:
@@ -195,7 +239,7 @@ def fleet_of(section: FleetSection, task: Task, seed: int) -> Fleet:
     return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack, *when)
 
 
-def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
+def fresh(study: Study, job: Job, folder: Folder | None, secret: Secret | None = None) -> Run:
     """The run before its first round."""
     clients, device = len(job.task), next(iter(job.initial.values())).device
     on_disk = study.plan.bank == "file"
@@ -208,23 +252,17 @@ def fresh(study: Study, job: Job, folder: Folder | None) -> Run:
     rows = open_bank(template, clients, device, beside, home) if template else None
     server = first_server(job.method, job.initial, clients, rows, job.gradient)
     engine = ENGINES[study.engine](job, bank)
+    used = secret if job.method.secret else None
+    run = Run(study, clients, engine, bank, server, folder, job, rows, scratch, secret=used)
+    if folder:
+        run.identity, run.releases = identity(study, job), Releases(folder.path if used else None)
+    if secret:
+        secret.drawn.clear()  # by trials of the plan, which release nothing
     if study.plan.parcels == "kept":
         if folder is None:
             raise ConfigError("plan.parcels is kept, but this run has no folder to keep them in; name one (out=...)")
-        engine = Debug(job, bank, keeping(folder.path / "parcels"))
-    found = fingerprint(study, job) if folder else ""
-    return Run(study, job.task.name, clients, engine, bank, server, folder, found, job, rows, scratch)
-
-
-def fingerprint(study: Study, job: Job) -> str:
-    """What a checkpoint must agree with: the study, the initial model, and every sample of clients and server."""
-    digest = hashlib.sha256(study.fingerprint().encode() + tree.sha256(job.initial).encode())
-    data = job.task.train
-    for x in (data.count, data.y, data.x, *(job.task.probe or ())):
-        digest.update(
-            zlib.crc32(x.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data).to_bytes(4, "little")
-        )
-    return digest.hexdigest()
+        run.engine = Debug(job, bank, keeping(folder.path / "parcels", run.release))
+    return run
 
 
 def set_seed(seed: int) -> None:

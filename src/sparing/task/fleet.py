@@ -6,6 +6,7 @@ All of it is keyed: the same seed gives the same absences, whatever the engine a
 
 import csv
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ class Fleet(NamedTuple):
     attack: Attack | None = None
     latency: float = 0.0  # seconds, paid once each way
     deadline: float | None = None  # seconds after which a round takes no more uploads
+    draw: Callable[[int, int], np.ndarray] | None = None  # (round, n) -> uint64 words for cohorts; None: by the seed
 
     @property
     def everybody(self) -> bool:
@@ -59,9 +61,7 @@ class Fleet(NamedTuple):
         >>> Fleet().cohort(seed=0, t=1, clients=10, count=3)
         tensor([2, 5, 7])
         """
-        everyone = torch.tensor([EVERYONE])
-        words = few_hashes(few_keys(Ctx(seed, t, 0, everyone, everyone, clients, 0), "cohort")[0], clients)[0]
-        words = words.view(np.int64)
+        words = (self.draw(t, clients) if self.draw else public_words(seed, t, clients)).view(np.int64)
         if self.everybody:
             return torch.from_numpy(smallest(words, count))
         present = self.present(seed, t, clients).nonzero()[:, 0]
@@ -91,6 +91,11 @@ class Fleet(NamedTuple):
     def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
+
+
+def public_words(seed: int, t: int, clients: int) -> np.ndarray:
+    everyone = torch.tensor([EVERYONE])
+    return few_hashes(few_keys(Ctx(seed, t, 0, everyone, everyone, clients, 0), "cohort")[0], clients)[0]
 
 
 def smallest(words: np.ndarray, count: int) -> np.ndarray:

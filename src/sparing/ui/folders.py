@@ -1,15 +1,13 @@
 """What the command line needs to know of study files and run folders."""
 
-import json
 import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
 from sparing.core.errors import CheckpointError, ConfigError
-from sparing.run.checkpoint import verified_head
 from sparing.run.config import Study, study_from
-from sparing.run.folder import CHECKPOINT, CONFIG, ROUNDS, Folder
+from sparing.run.folder import CONFIG, ROUNDS, config_of, saved_round
 from sparing.run.results import Record, row_read
 from sparing.ui.text import method_name
 
@@ -35,16 +33,7 @@ def free_folder(study: Study) -> Path:
 
 
 def study_of(folder: Path) -> Study:
-    return study_from(Folder.open(folder)[1], str(folder / CONFIG))
-
-
-def saved_round(folder: Path) -> int:
-    """The round of the last checkpoint, 0 if there is none; only its header is read."""
-    path = folder / CHECKPOINT
-    if not path.is_file():
-        return 0
-    with open(path, "rb") as file:
-        return json.loads(verified_head(file, path)["__metadata__"]["meta"])["round"]
+    return study_from(config_of(folder), str(folder / CONFIG))
 
 
 def earlier_rounds(folder: Path) -> list[Record]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from sparing.core.errors import ConfigError, nearest
 from sparing.run.files import write_json
-from sparing.run.folder import Folder
+from sparing.run.folder import config_of
 from sparing.run.loop import Logger
 from sparing.run.results import Record
 
@@ -112,7 +112,7 @@ def tracking(names: Sequence[str], folder: str | Path) -> Iterator[Logger]:
 def opened(name: str, folder: Path, first: int) -> Open:
     path = folder / TRACKED
     before = json.loads(path.read_text()) if path.exists() else {}
-    tracker = TRACKERS[name](Where(folder, Folder.open(folder)[1], before.get(name), first))
+    tracker = TRACKERS[name](Where(folder, config_of(folder), before.get(name), first))
     if tracker.name:
         write_json(path, before | {name: tracker.name})
     return tracker
