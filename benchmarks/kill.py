@@ -1,73 +1,83 @@
-"""kill -9 at random moments of a run with error feedback, then resume: the same model as the unbroken run, or not.
+"""kill -9 at random moments of five methods, then resume: the same model and tables as the unbroken run, or not.
 
-python benchmarks/kill.py [--times 10] [--bank memory] [--rounds 20] [--seed 0]
+Every chain is killed at least once while it begins or trains and up to twice while it resumes. A third of the kills wait
+for a checkpoint that is being written, the first one among them; the others come at any moment of a run.
+
+python benchmarks/kill.py [--times 100] [--banks memory file] [--seed 0]
 """
 
 import argparse
-import json
+import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-OVERRIDES = ["method=psfed+topk+int8+memory", "task.clients=10", "sample=5", "local.lr=0.1"]
+from forked import METHODS, begun, done, ended, go_on, outcome, progress, study_of
+
+from sparing.run.start import start
+
+PART = ".checkpoint.safetensors.part"
 
 
-def command(folder: Path, rounds: int, bank: str) -> list[str]:
-    keys = [*OVERRIDES, f"rounds={rounds}", f"plan.bank={bank}", "plan.path=loop"]
-    return [sys.executable, "-m", "sparing", "run", *keys, "--out", str(folder), "--json"]
-
-
-def finished(arguments: list[str]) -> dict:
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(arguments)} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
-
-
-def killed(arguments: list[str], folder: Path, at: int, pause: float) -> int:
-    """Start a run and kill it `pause` seconds after its table shows `at` rounds; the rounds it had reached."""
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and reached(folder) < at:
-        time.sleep(0.001)
-    time.sleep(pause)
-    process.send_signal(signal.SIGKILL)
-    if process.wait() != -signal.SIGKILL:
-        raise SystemExit("the run was over before it could be killed; use more rounds")
-    return reached(folder)
-
-
-def reached(folder: Path) -> int:
-    path = folder / "rounds.csv"
-    return len(path.read_text().splitlines()) - 1 if path.exists() else -1
+def killed(folder: Path, study: object, draw: random.Random, took: float) -> str:
+    """Begin or resume, and kill the process; how far it had come."""
+    child = begun(lambda: go_on(folder, study))
+    aim, limit = draw.random() < 1 / 3, time.perf_counter() + draw.uniform(0, 1.1 * took)
+    while time.perf_counter() < limit and not (aim and (folder / PART).exists()):
+        if os.waitid(os.P_PID, child[0], os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            break
+        time.sleep(0.0005)
+    os.kill(child[0], signal.SIGKILL)
+    within = " within a checkpoint" if (folder / PART).exists() else ""
+    code, said = ended(child)
+    if code not in (0, -signal.SIGKILL):
+        raise SystemExit(f"{folder} was refused on the way: {said}")
+    if not (folder / "config.yaml").exists():
+        return "before it had begun" + within
+    return f"after {len((folder / 'rounds.csv').read_text().splitlines()) - 1} rounds" + within
 
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--times", type=int, default=10)
-    options.add_argument("--bank", default="memory")
-    options.add_argument("--rounds", type=int, default=20)
+    options.add_argument("--times", type=int, default=100)
+    options.add_argument("--banks", nargs="+", default=["memory", "file"])
+    options.add_argument("--methods", nargs="+", default=list(METHODS))
     options.add_argument("--seed", type=int, default=0)
     args = options.parse_args()
     draw = random.Random(args.seed)
+    cases = [(method, bank) for method in args.methods for bank in args.banks]
+    good, kills, at = 0, 0, {"first checkpoint": 0, "a checkpoint": 0, "resume": 0}
     with tempfile.TemporaryDirectory() as place:
-        whole = Path(place) / "whole"
-        want = finished(command(whole, args.rounds, args.bank))
-        tables = (whole / "ledger.csv").read_bytes()
-        took = want["seconds"]
-        print(f"unbroken: {args.rounds} rounds in {took:.2f} s, bank {args.bank}, {want['model_sha256'][:16]}")
-        good = 0
+        whole = {}
+        for method, bank in cases:
+            folder, began = Path(place) / f"{method}-{bank}", time.perf_counter()
+            code, said = done(lambda m=method, b=bank, f=folder: start(study_of(METHODS[m], b), out=f))
+            if code:
+                raise SystemExit(said)
+            whole[method, bank] = outcome(folder), time.perf_counter() - began
         for i in range(args.times):
-            folder = Path(place) / f"killed{i}"
-            at, pause = draw.randrange(args.rounds - 2), draw.uniform(0, took / args.rounds)
-            rounds = killed(command(folder, args.rounds, args.bank), folder, at, pause)
-            got = finished([sys.executable, "-m", "sparing", "resume", str(folder), "--json"])
-            same = got["model_sha256"] == want["model_sha256"] and (folder / "ledger.csv").read_bytes() == tables
+            method, bank = cases[i % len(cases)]
+            want, took = whole[method, bank]
+            folder, study = Path(place) / f"killed{i}", study_of(METHODS[method], bank)
+            story = []
+            for again in range(draw.randint(1, 3)):
+                at["resume"] += again > 0
+                story.append(killed(folder, study, draw, took))
+                kills += 1
+                at["first checkpoint"] += story[-1] == "before it had begun within a checkpoint"
+                at["a checkpoint"] += story[-1].endswith("within a checkpoint")
+            code, said = done(lambda f=folder, s=study: go_on(f, s))
+            same = code == 0 and outcome(folder) == want
             good += same
-            print(f"  killed after {rounds:2d} rounds: {'same model, same ledger' if same else 'DIFFERENT'}")
+            progress(f"{i + 1} of {args.times}")
+            if not same:
+                print(f"  {method}, bank {bank}, killed {', then '.join(story)}: {said or 'DIFFERENT'}")
+    print(
+        f"{kills} kills in {args.times} chains of {len(cases)} cases, of which {at['first checkpoint']} within the first"
+    )
+    print(f"checkpoint, {at['a checkpoint']} within one at all, {at['resume']} within resume")
     print(f"{good} of {args.times} the same")
     raise SystemExit(good != args.times)
 

@@ -37,7 +37,16 @@ def secret_words(secret, t, client, tag, n, values, scale):
     salt = hashlib.sha256(b"sparing/secret/" + secret).digest()
     row = np.append(np.asarray(values, dtype="<f8").ravel(), scale)
     own = secret if client == -1 else hkdf(secret, salt, ["client", client])
-    key = hkdf(own, salt, [t, client, tag, hashlib.sha256(row.tobytes()).hexdigest()])
+    return stream(hkdf(own, salt, [t, client, tag, hashlib.sha256(row.tobytes()).hexdigest()]), n)
+
+
+def shared_words(secret, t, client, tag, n):
+    """n words that whoever has the run's secret can draw, without the values."""
+    salt = hashlib.sha256(b"sparing/secret/" + secret).digest()
+    return stream(hkdf(secret, salt, [t, client, tag, ""]), n)
+
+
+def stream(key, n):
     return np.frombuffer(Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * n)), "<u8")
 
 

@@ -136,6 +136,10 @@ def test_a_number_that_was_changed_is_not_compared(broken):
             look(broken)
     path.write_text(good)
     assert len(read(broken).table) == 2
+    config = broken / "config.yaml"
+    config.write_text(config.read_text().replace("lr: 0.1\n", "lr: 0.3\n"))
+    with pytest.raises(CheckpointError, match=r"config.yaml was altered"):
+        read(broken)
 
 
 def test_a_digest_costs_the_same_after_many_rounds(tmp_path, monkeypatch):

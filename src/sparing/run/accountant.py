@@ -32,6 +32,18 @@ Times = Counter[tuple[int, int]]
 """How many rounds drew n clients from a pool: `times[pool, n]`."""
 
 
+HOLDS = {
+    "central": "holds for whoever sees the models but not ledger.csv, clients.csv or kept parcels, which name who took "
+    "part",
+    "local": "holds for whoever sees every upload and knows whose it is",
+}
+
+
+def promise(mode: str, secret: bool) -> str:
+    """For whom an epsilon holds, to be said beside it."""
+    return HOLDS[mode] if secret else "protects nobody: the noise follows the study's public seed (dp.source: seed)"
+
+
 class Account(NamedTuple):
     """`spent(t)` is epsilon after round t; `last` the last round that can be paid for, `why` if not all can."""
 

@@ -213,9 +213,11 @@ def saved_round(path: Path) -> int:
     return meta["round"] if meta else 0
 
 
-def refuse_altered(path: Path) -> None:
-    """Tables that are not as they were written, where a checkpoint vouches for them."""
+def refuse_altered(path: Path, fingerprint: str) -> None:
+    """A study or tables that are not as they were written, where a checkpoint vouches for them."""
     meta = meta_of(path) or {}
+    if meta.get("identity", {}).get("study", fingerprint) != fingerprint:
+        raise CheckpointError(f"{path / CONFIG} was altered after it was written; restore it from a copy")
     marks: dict[str, Mark] = meta.get("files", {})
     for name in HEADERS:
         if name in marks and (path / name).exists():  # who needs one that is missing says so

@@ -61,8 +61,9 @@ def is_run(path: Path) -> bool:
 
 def read(path: Path) -> Kept:
     """What a run folder holds so far."""
-    study = study_from(config_of(path), str(path / CONFIG)).model_dump()
-    refuse_altered(path)
+    found = study_from(config_of(path), str(path / CONFIG))
+    refuse_altered(path, found.fingerprint())
+    study = found.model_dump()
     table = records(path)
     summary = parsed(path / SUMMARY, summary_read) if (path / SUMMARY).is_file() else {}
     name = "+".join(named("method", entry)[0] for entry in study["method"])

@@ -41,9 +41,12 @@ def write_run(
 ) -> Path:
     """One file, of one run or of several together."""
     data = h5_bytes(dataset, algorithm, tables)
-    Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder) / file_name(dataset, algorithm, goal, run)
-    write_atomic(path, data)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, data)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path} ({error.strerror}); choose another folder") from None
     return path
 
 

@@ -21,7 +21,7 @@ LOG = logging.getLogger("sparing")
 @contextmanager
 def logging_to(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
     """The logger to hand to a run; whatever is said meanwhile is written to `path`, as long as there is room for it."""
-    with writing(path), unhurried(path) as file:
+    with unhurried(path) as file:
         handler, shown = logging.StreamHandler(file), warnings.showwarning
         handler.handleError = lambda record: None  # a full disk: the next table that grows says so
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
@@ -50,7 +50,8 @@ def logging_to(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
 @contextmanager
 def unhurried(path: Path) -> Iterator[IO[str]]:
     """A file to append to; what it could not take is dropped when it is closed."""
-    file = open(path, "a", encoding="utf-8")
+    with writing(path):
+        file = open(path, "a", encoding="utf-8")  # noqa: SIM115
     try:
         yield file
     finally:

@@ -18,7 +18,7 @@ from sparing.core.round import Server
 from sparing.engines.engine import Engine, Job, Outcome
 from sparing.engines.evaluation import Wanted
 from sparing.run import pictures
-from sparing.run.accountant import Account, account
+from sparing.run.accountant import Account, account, promise
 from sparing.run.bank import Bank
 from sparing.run.clock import clocked, is_timed
 from sparing.run.config import EvaluateSection, Study
@@ -30,12 +30,6 @@ from sparing.run.results import Record, Result, best, last
 from sparing.run.secret import Secret, delete
 
 Logger = Callable[[Record], None]
-NOBODY = "protects nobody: the noise follows the study's public seed (dp.source: seed)"
-HOLDS = {
-    "central": "holds for whoever sees the models but not ledger.csv, clients.csv or kept parcels, which name who took "
-    "part",
-    "local": "holds for whoever sees every upload and knows whose it is",
-}
 
 
 @dataclass
@@ -217,14 +211,12 @@ def result_of(run: Run) -> Result:
         model={name: x[0].cpu().clone() for name, x in run.job.network(run.server.model).items()},
         epsilon=spending.spent(run.done) if spending else math.nan,
         stopped=spending.why if spending else "",
-        privacy=promise(run),
+        privacy=promised(run),
     )
 
 
-def promise(run: Run) -> str:
+def promised(run: Run) -> str:
     """For whom epsilon holds; and that a run whose secret is gone cannot be repeated."""
-    privacy, gone = run.job.method.privacy, "the secret is deleted, so nobody can repeat this run"
-    if not run.secret:
-        return NOBODY if privacy else ""
-    said = [HOLDS[privacy.mode]] if privacy else []
-    return "; ".join(said if run.study.keep_secret else [*said, gone])
+    privacy, gone = run.job.method.privacy, run.secret is not None and not run.study.keep_secret
+    said = [promise(privacy.mode, privacy.secret)] if privacy else []
+    return "; ".join([*said, "the secret is deleted, so nobody can repeat this run"] if gone else said)

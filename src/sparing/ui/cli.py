@@ -26,6 +26,9 @@ class Polite(TyperGroup):
         except SparingError as error:
             complain(" ".join(str(error).splitlines()))
             raise typer.Exit(2) from None
+        except OSError as error:
+            complain(f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error}); check it")
+            raise typer.Exit(2) from None
         except KeyboardInterrupt:
             complain("stopped")
             raise typer.Exit(130) from None
@@ -77,6 +80,7 @@ COMMANDS = (
     telling.check,
     training.run,
     training.resume,
+    training.forget,
     sweeping.sweep,
     results.compare,
     report.report,

@@ -69,6 +69,8 @@ def print_result(result: Result, folder: str, console: Console) -> None:
     }
     if result.epsilon == result.epsilon:
         rows["privacy spent"] = f"epsilon {result.epsilon:.4g}"
+    if result.privacy:
+        rows["privacy"] = result.privacy
     if result.stopped:
         rows["ended early"] = result.stopped
     rows["written to"] = folder

@@ -2,10 +2,13 @@
 
 import json
 import logging
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sparing.run.secret import FILE as SECRET
 from sparing.ui import completion
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
@@ -19,6 +22,13 @@ StudyItems = Annotated[
 
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
+
+
+def mention_secrets(folders: Iterable[Path]) -> None:
+    """Whoever has the secret of a run can take its noise off, so whatever leaves a folder leaves it behind."""
+    for folder in folders:
+        if (folder / SECRET).exists():
+            complain(f"note: {folder / SECRET} stays behind; whoever has it can take the noise of this run off")
 
 
 def complain(text: str) -> None:

@@ -9,6 +9,7 @@ from sparing.core.errors import ConfigError
 from sparing.run.compare import compare, complete
 from sparing.run.files import write_atomic
 from sparing.run.gather import find, grouped, read
+from sparing.ui.commands.common import mention_secrets
 from sparing.ui.report import files
 from sparing.ui.report.page import figures, page
 
@@ -46,6 +47,7 @@ def report(
         paths = files.write([figure for _, figure in made], folder, kinds) if folder is not None else []
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename or out} ({error.strerror}); choose another place") from None
+    mention_secrets(run.folder for group in groups for run in group.runs)
     typer.echo(f"wrote {out}: {len(made)} figures of {sum(len(group.runs) for group in groups)} runs")
     if folder is not None:
         typer.echo(f"wrote {len(paths)} files to {folder}")

@@ -12,7 +12,7 @@ from sparing.run.compare import complete
 from sparing.run.gather import find, grouped, read
 from sparing.run.h5 import write_runs
 from sparing.ui import compare as shown
-from sparing.ui.commands.common import AsJson, complain, print_json
+from sparing.ui.commands.common import AsJson, complain, mention_secrets, print_json
 
 
 def compare(
@@ -50,6 +50,7 @@ def compare(
     found = found._replace(notes=notes + found.notes)
     files = []
     if h5 is not None:
+        mention_secrets(run.folder for group in groups for run in group.runs)
         for group in complete(groups, allow_incomplete)[0]:
             tables = [run.table for run in group.runs]
             files += map(str, write_runs(h5, group.runs[0].data, group.label, goal, tables))

@@ -13,11 +13,13 @@ from sparing.run.gather import is_there
 from sparing.run.h5 import write_run
 from sparing.run.loop import Logger
 from sparing.run.results import Result
+from sparing.run.secret import FILE as SECRET
+from sparing.run.secret import forget as delete_secret
 from sparing.run.start import resume as continue_run
 from sparing.run.start import start
 from sparing.ui import demo as demonstration
 from sparing.ui import new as template
-from sparing.ui.commands.common import AsJson, StudyItems, Verbose, complain, print_json
+from sparing.ui.commands.common import AsJson, StudyItems, Verbose, complain, mention_secrets, print_json
 from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
 from sparing.ui.live import Progress, watching
 from sparing.ui.pfllib import asked
@@ -75,6 +77,19 @@ def resume(
     sparing resume runs/digits-fedavg-0
     """
     finish(continued(folder), as_json, track or ())
+
+
+def forget(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """Delete the secret that a run's noise is drawn from; nobody can repeat or resume the run afterwards.
+
+    \b
+    sparing forget runs/digits-dp-0
+    """
+    study_of(folder)
+    if delete_secret(folder):
+        typer.echo(f"deleted {folder / SECRET}: nobody can repeat or resume this run, or take its noise off")
+    else:
+        typer.echo(f"{folder} holds no secret")
 
 
 def pfllib(flags: Annotated[list[str] | None, typer.Argument()] = None) -> None:
@@ -154,6 +169,8 @@ def watched(going: Going, quiet: bool, track: Sequence[str] = ()) -> Result:
 def finish(going: Going, as_json: bool, track: Sequence[str]) -> None:
     """Run, then say what came of it."""
     result, folder = watched(going, as_json, track), str(going[0])
+    if track:
+        mention_secrets([going[0]])
     if as_json:
         print_json({**result.summary, "folder": folder})
     else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from sparing.run.accountant import promise
 from sparing.ui.report.curves import course, lines_of
 from sparing.ui.report.figure import Figure, Plot, Series
 from sparing.ui.report.reading import Members
@@ -79,10 +80,19 @@ def epsilon(groups: Sequence[Members]) -> Figure | None:
     return Figure(
         "epsilon",
         "Privacy spent",
-        "Epsilon only grows; a smaller one promises more, and what it promises is in docs/privacy.md.",
+        f"Epsilon only grows; a smaller one promises more. {' '.join(held(group) for group in groups)}".strip(),
         [Plot("lines", "round", "epsilon so far", series=found)],
         [course("Epsilon", found)],
     )
+
+
+def held(group: Members) -> str:
+    """For whom the epsilon of these runs holds."""
+    run = group.seen[0].run
+    if not any("epsilon" in record.metrics for record in run.table):
+        return ""
+    mode, source = (run.settings.get(f"method.dp.{key}", usual) for key, usual in (("mode", "central"), ("source", "")))
+    return f"That of {group.label} {promise(mode, source != 'seed')}."
 
 
 def of_layers(
