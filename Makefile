@@ -29,8 +29,9 @@ bench: $(PEERS)                 ## docs/speed.md: against pfl, Flower and a plai
 bench-parts: $(STAMP)           ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/fold.py
 	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/kill.py --bank memory
-	$(BIN)/python benchmarks/kill.py --bank file --seed 1
+	$(BIN)/python benchmarks/kill.py
+	$(BIN)/python benchmarks/corrupt.py
+	$(BIN)/python benchmarks/intrude.py
 	$(BIN)/python benchmarks/fuzz_wire.py --count 100000
 	$(BIN)/python benchmarks/decompose.py
 

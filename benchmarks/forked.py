@@ -1,4 +1,4 @@
-"""Runs in children that are forked after the imports, so that hundreds of them can be begun, broken off and compared."""
+"""Runs in children that are forked after the imports, so that hundreds can be begun, broken off and compared."""
 
 import csv
 import json
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sparing.core.errors import SparingError
-from sparing.run.config import study_from
+from sparing.run.config import Study, study_from
 from sparing.run.start import resume, start
 
 METHODS = {
@@ -24,13 +26,22 @@ ROUNDS = 6
 TABLES = ("ledger.csv", "clients.csv", "metrics.csv", "pictures.jsonl")
 
 
-def study_of(method: list[Any], bank: str, **more: Any) -> Any:
-    plan = {"path": "loop", "bank": bank, "threads": 1}
-    task = {"data": "digits", "clients": 10, "model": "cnn"}
-    local = {"epochs": 1, "batch": 32}
-    return study_from(
-        {"task": task, "method": method, "rounds": ROUNDS, "sample": 5, "local": local} | {"plan": plan} | more
-    )
+def study_of(method: list[Any], bank: str, model: str = "cnn", **more: Any) -> Study:
+    study = {
+        "task": {"data": "digits", "clients": 10, "model": model},
+        "method": method,
+        "rounds": ROUNDS,
+        "sample": 5,
+        "local": {"epochs": 1, "batch": 32},
+        "plan": {"path": "loop", "bank": bank, "threads": 1},
+    }
+    return study_from(study | more)
+
+
+def warm() -> None:
+    """All that a first run imports and reads, once; on one thread, since a fork copies no threads."""
+    torch.set_num_threads(1)
+    start(study_of(METHODS["psfed"], "memory", rounds=1))
 
 
 def begun(action: Callable[[], Any]) -> tuple[int, int]:
@@ -69,7 +80,7 @@ def done(action: Callable[[], Any]) -> tuple[int, str]:
     return ended(begun(action))
 
 
-def go_on(folder: Path, study: Any) -> None:
+def go_on(folder: Path, study: Study) -> None:
     """Resume a run, or begin it where it had not begun."""
     if (folder / "config.yaml").exists():
         resume(folder)

@@ -10,8 +10,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from forked import METHODS, begun, done, ended, outcome, progress, study_of
+from forked import METHODS, begun, done, ended, outcome, progress, study_of, warm
 
+from sparing.run.results import Record
 from sparing.run.start import resume, start
 
 WAYS = ("run, then run", "run, then resume", "resume, then resume", "resume, then run")
@@ -22,6 +23,7 @@ def main() -> None:
     options.add_argument("--times", type=int, default=20)
     options.add_argument("--seed", type=int, default=0)
     args = options.parse_args()
+    warm()
     draw, wrong = random.Random(args.seed), 0
     with tempfile.TemporaryDirectory() as place:
         for bank in ("memory", "file"):
@@ -58,8 +60,8 @@ def main() -> None:
     raise SystemExit(bool(wrong))
 
 
-def stop(record: object) -> None:
-    if record.round == 2:  # type: ignore[attr-defined]
+def stop(record: Record) -> None:
+    if record.round == 2:
         raise KeyboardInterrupt
 
 

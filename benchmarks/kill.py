@@ -1,7 +1,7 @@
 """kill -9 at random moments of five methods, then resume: the same model and tables as the unbroken run, or not.
 
-Every chain is killed at least once while it begins or trains and up to twice while it resumes. A third of the kills wait
-for a checkpoint that is being written, the first one among them; the others come at any moment of a run.
+Every chain is killed at least once while it begins or trains and up to twice while it resumes. A third of the kills
+wait for a checkpoint that is being written, the first one among them; the others come at any moment of a run.
 
 python benchmarks/kill.py [--times 100] [--banks memory file] [--seed 0]
 """
@@ -14,14 +14,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from forked import METHODS, begun, done, ended, go_on, outcome, progress, study_of
+from forked import METHODS, begun, done, ended, go_on, outcome, progress, study_of, warm
 
+from sparing.run.config import Study
 from sparing.run.start import start
 
 PART = ".checkpoint.safetensors.part"
 
 
-def killed(folder: Path, study: object, draw: random.Random, took: float) -> str:
+def killed(folder: Path, study: Study, draw: random.Random, took: float) -> str:
     """Begin or resume, and kill the process; how far it had come."""
     child = begun(lambda: go_on(folder, study))
     aim, limit = draw.random() < 1 / 3, time.perf_counter() + draw.uniform(0, 1.1 * took)
@@ -46,6 +47,7 @@ def main() -> None:
     options.add_argument("--methods", nargs="+", default=list(METHODS))
     options.add_argument("--seed", type=int, default=0)
     args = options.parse_args()
+    warm()
     draw = random.Random(args.seed)
     cases = [(method, bank) for method in args.methods for bank in args.banks]
     good, kills, at = 0, 0, {"first checkpoint": 0, "a checkpoint": 0, "resume": 0}
@@ -74,9 +76,7 @@ def main() -> None:
             progress(f"{i + 1} of {args.times}")
             if not same:
                 print(f"  {method}, bank {bank}, killed {', then '.join(story)}: {said or 'DIFFERENT'}")
-    print(
-        f"{kills} kills in {args.times} chains of {len(cases)} cases, of which {at['first checkpoint']} within the first"
-    )
+    print(f"{kills} kills in {args.times} chains of {len(cases)} cases: {at['first checkpoint']} within the first")
     print(f"checkpoint, {at['a checkpoint']} within one at all, {at['resume']} within resume")
     print(f"{good} of {args.times} the same")
     raise SystemExit(good != args.times)
