@@ -64,10 +64,10 @@ def test_the_root_is_correctly_rounded():
 
 def test_secret_ones_never_come_again():
     ctx = make_ctx([0, 1])
-    a, b = normal(fresh, ctx, "a", 50), normal(fresh, ctx, "a", 50)
+    a, b = (normal(fresh, ctx, "a", 50, torch.zeros(len(ctx.ids), 50)) for _ in range(2))
     assert a.shape == (2, 50)
     assert not bool((a == b).any())
-    assert abs(float(normal(fresh, ctx, "a", 50_000).std()) - 1) < 0.02
+    assert abs(float(normal(fresh, ctx, "a", 50_000, torch.zeros(len(ctx.ids), 1)).std()) - 1) < 0.02
 
 
 @pytest.mark.gpu

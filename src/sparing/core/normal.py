@@ -21,6 +21,7 @@ Words = Callable[[Ctx, str, int, Tensor | None], Tensor]
 values `[K, ...]`; without values, words that the other end can draw too."""
 
 BITS = 52
+PROCESS = os.urandom(16).hex()
 LOG = [2 / (2 * k + 1) for k in range(12)]  # log((1 + s) / (1 - s)) = s * sum LOG[k] s^2k
 COS = [(-1) ** k / math.factorial(2 * k) for k in range(9)]
 SIN = [(-1) ** k / math.factorial(2 * k + 1) for k in range(9)]
@@ -32,7 +33,9 @@ def keyed(ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
 
 
 def fresh(ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
-    """From the operating system: nobody can draw them again."""
+    """From the operating system: nobody can draw them again, but both ends in this process what needs no values."""
+    if values is None:
+        return hashes(ctx.keys(f"{PROCESS}/{tag}"), n)
     k = len(ctx.ids)
     return torch.frombuffer(bytearray(os.urandom(8 * k * n)), dtype=torch.int64).reshape(k, n).to(ctx.ids.device)
 

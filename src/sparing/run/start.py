@@ -15,7 +15,6 @@ from torch import nn
 from sparing.core import tree
 from sparing.core.compose import compose, remade
 from sparing.core.errors import CheckpointError, ConfigError
-from sparing.core.normal import fresh as unrepeatable
 from sparing.core.protocols import Method
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
@@ -172,9 +171,9 @@ def planned(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job
     model = remade(checked_model(task.build(study.seed)), made, static, study.seed).to(device)
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
-    words = secret.words if secret else unrepeatable
-    method = compose(layout, *made, local=study.local.local(), sure=fleet.sure, words=words)
-    if secret and counts_sampling(method):
+    secret = secret or Secret()
+    method = compose(layout, *made, local=study.local.local(), sure=fleet.sure, words=secret.words)
+    if counts_sampling(method):
         fleet = fleet._replace(draw=secret.cohort)
     job = Job(
         method=method,
