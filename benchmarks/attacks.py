@@ -12,12 +12,12 @@ goes on.
 
 import argparse
 import platform
-import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 from kept import read, run_all
+from over_seeds import mean_spread
 
 SETUPS = {"everyone": (40, 40, 0.25), "sampled": (100, 20, 0.4)}  # writers, of them in a round, expected to lie
 METHODS: dict[str, Any] = {
@@ -78,9 +78,7 @@ def table(setup: str, done: list[dict[str, Any]]) -> str:
 def cell(setup: str, done: list[dict[str, Any]], method: str, attack: str) -> str:
     runs = [r for r in done if mark(r)[:3] == (setup, method, attack)]
     scores = [100 * r["accuracy"] for r in runs if "failed" not in r]
-    words = [f"{statistics.mean(scores):.1f}"] if scores else []
-    if len(scores) > 1:
-        words[0] += f" ± {statistics.pstdev(scores):.1f}"
+    words = [mean_spread(scores)] if scores else []
     if len(scores) < len(runs):
         words.append(f"{len(runs) - len(scores)} of {len(runs)} stopped")
     return ", ".join(words)

@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import torch
+from over_seeds import mean_spread
 
 import sparing
 
@@ -46,10 +47,10 @@ def play(method: Any, deadline: float | None, seed: int, rounds: int) -> sparing
 
 
 def cell(values: list[float], digits: int) -> str:
-    """Mean and standard deviation over the seeds; "never" if one of them did not get there."""
+    """Mean and spread over the seeds; "never" if one of them did not get there."""
     if any(math.isnan(x) for x in values):
         return "never"
-    return f"{statistics.mean(values):.{digits}f} ± {statistics.pstdev(values):.{digits}f}"
+    return mean_spread(values, digits)
 
 
 def row(label: str, results: list[sparing.Result], target: float) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kept import read, run_all
+from over_seeds import mean_spread
 
 THRESHOLDS = (0.3, 0.7, 0.9)
 METHODS: dict[str, list[Any]] = {"fedavg": ["fedavg"]}
@@ -65,7 +66,7 @@ def table(done: list[dict[str, Any]]) -> str:
         up = statistics.mean(r["up"] for r in runs)
         pruned = [statistics.mean(r["pruned"]) for r in runs if method.startswith("fedscr")]
         share = f"{100 * statistics.mean(pruned):.1f} %" if pruned else "-"
-        cells = [method, f"{statistics.mean(accuracy):.1f} ± {statistics.pstdev(accuracy):.1f}", share]
+        cells = [method, mean_spread(accuracy), share]
         lines.append("| " + " | ".join([*cells, f"{100 * (1 - up / whole):.1f} %", f"{up / 1e6:,.0f}"]) + " |")
     return "\n".join(lines)
 

@@ -9,11 +9,11 @@ preparations; the global model is judged on the official test images every ten r
 
 import argparse
 import platform
-import statistics
 import time
 
 import torch
 import yaml
+from over_seeds import mean_spread
 from peers.shapes import cnn
 from torch import nn
 
@@ -63,8 +63,7 @@ def main() -> None:
             seconds.append(time.perf_counter() - began)
             scores.append(100 * result.accuracy)
         each = ", ".join(f"{x:.1f}" for x in seconds)
-        score = f"{statistics.mean(scores):.1f} ± {statistics.pstdev(scores):.1f}"
-        print(f"| {precision} | {args.rounds} | {each} | {score} |", flush=True)
+        print(f"| {precision} | {args.rounds} | {each} | {mean_spread(scores)} |", flush=True)
     where = torch.cuda.get_device_name() if args.device == "cuda" else platform.machine()
     print(f"\n{where}, torch {torch.__version__}, seeds {args.seeds}, {' '.join(args.plan)}")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kept import read, run_all
+from over_seeds import mean_spread
 
 TASKS: dict[str, dict[str, Any]] = {
     "writers": {
@@ -184,8 +185,7 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
         ]
         for name in ("global", "personal", "after", "worst"):
             values = [100 * r[name] for r in runs]
-            spread = f" ± {statistics.pstdev(values):.1f}" if len(values) > 1 else " (one seed)"
-            cells.append(f"{statistics.mean(values):.1f}{spread}")
+            cells.append(mean_spread(values) + ("" if len(values) > 1 else " (one seed)"))
         cells += [f"{statistics.mean(r[name] for r in runs):.2f}" for name in ("up", "down")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kept import read, run_all
+from over_seeds import deviation, mean_spread
 
 TASKS: dict[str, dict[str, Any]] = {
     "writers": {
@@ -138,16 +139,12 @@ def table(task: str, done: list[dict[str, Any]]) -> str:
         ends = {r["seed"]: 100 * r["accuracy"][-1] for r in plain}
         apart = [100 * r["accuracy"][-1] - ends[r["seed"]] for r in runs if r["seed"] in ends]
         name = scheme if len(runs) == len(SEEDS) else f"{scheme} ({len(runs)} of {len(SEEDS)} seeds)"
-        cells = [name, spread(score), spread(apart, "+") if scheme != "FedAvg" else ""]
+        cells = [name, mean_spread(score), mean_spread(apart, sign="+") if apart and scheme != "FedAvg" else ""]
         for way in ("up", "down"):
             mean = statistics.mean(r[way] for r in runs)
             cells += [f"{mean / 1e6:,.1f}", f"{statistics.mean(r[way] for r in plain) / mean:,.1f}x" if plain else ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def spread(values: list[float], sign: str = "") -> str:
-    return f"{statistics.mean(values):{sign}.1f} ± {statistics.pstdev(values):.1f}"
 
 
 def plot(tasks: list[str], done: list[dict[str, Any]], path: Path) -> None:
@@ -182,7 +179,7 @@ def draw(ax: Any, task: str, ways: tuple[str, ...], done: list[dict[str, Any]]) 
     for i, (x, score, number) in enumerate(sorted(points)):
         y = statistics.mean(score)
         ahead = y > best
-        ax.errorbar(x, y, yerr=statistics.pstdev(score), fmt="o", ms=4, color="C0" if ahead else "0.6", capsize=2)
+        ax.errorbar(x, y, yerr=deviation(score), fmt="o", ms=4, color="C0" if ahead else "0.6", capsize=2)
         ax.annotate(str(number), (x, y), textcoords="offset points", fontsize=8, xytext=PLACES[i % len(PLACES)])
         if ahead:
             best = y

@@ -94,7 +94,7 @@ def test_debug_names_stage_client_and_round():
 
 def test_debug_names_the_place_of_a_foreign_error():
     def broken(output, y):
-        if output.requires_grad:
+        if output.requires_grad and len(output) > 2:  # in the first round, not in the look before it
             raise KeyError("boom")
         return output[:, 0]
 

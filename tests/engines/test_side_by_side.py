@@ -143,6 +143,46 @@ def test_ctrl_c_waits_for_what_is_under_way_and_starts_nothing_new(monkeypatch):
     assert (torch.get_num_threads(), threading.active_count()) == before
 
 
+def test_a_second_ctrl_c_leaves_threads_that_are_waited_for_at_exit():
+    """An interrupted `Thread.join` takes the thread for ended; a process that then ends cuts it off and aborts."""
+    go_on, raised, workers = threading.Event(), [], []
+
+    def interrupt(*_):
+        raised.append(True)
+        if len(raised) <= 2:
+            raise KeyboardInterrupt
+
+    def press() -> None:
+        while len(raised) < 2:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            time.sleep(0.05)
+
+    def work(i: int) -> None:
+        workers.append(threading.current_thread())
+        go_on.wait(60)
+
+    handler = signal.signal(signal.SIGINT, interrupt)
+    pressing = threading.Thread(target=press)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            side_by_side(items_that_start(pressing), work, lambda i: None, 2)
+        assert workers
+        assert all(worker.is_alive() for worker in workers)
+    finally:
+        go_on.set()
+        pressing.join()
+        signal.signal(signal.SIGINT, handler)
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+
+
+def items_that_start(thread: threading.Thread):
+    yield 0
+    thread.start()
+    yield 1
+
+
 def test_works_on_threads_items_and_takes_on_this_one_in_order():
     here, seen, at_once = threading.get_ident(), [], []
     lock = threading.Lock()

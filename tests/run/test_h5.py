@@ -39,10 +39,10 @@ def test_the_layout_of_one_run_and_of_all(tmp_path):
         expected = {
             "test_acc": np.array(runs),
             "test_acc_mean": np.mean(runs, axis=0),
-            "test_acc_std": np.std(runs, axis=0),
+            "test_acc_std": np.std(runs, axis=0, ddof=1) if len(runs) > 1 else np.full(3, np.nan),
             "train_loss": np.array([[1, 1 / 2, 1 / 3]] * len(runs)),
             "train_loss_mean": np.array([1, 1 / 2, 1 / 3]),
-            "train_loss_std": np.zeros(3),
+            "train_loss_std": np.zeros(3) if len(runs) > 1 else np.full(3, np.nan),
             "rs_test_acc": np.mean(runs, axis=0),
             "rs_test_auc": np.mean(runs, axis=0) / 2,
             "rs_train_loss": np.array([1, 1 / 2, 1 / 3]),
@@ -72,7 +72,8 @@ def test_a_run_has_exactly_its_rounds(tmp_path):
     assert data["rs_test_acc"].tolist() == [r.accuracy for r in result.table]
     assert data["rs_train_loss"].tolist() == [r.train_loss for r in result.table]
     assert all(0.5 < auc <= 1 for auc in data["rs_test_auc"])
-    assert all(np.isfinite(values).all() for values in data.values())
+    assert all(np.isfinite(values).all() for name, values in data.items() if not name.endswith("_std"))
+    assert np.isnan(data["test_acc_std"]).all(), "one run has no spread"
 
 
 def test_rounds_that_were_not_evaluated_are_refused(tmp_path):

@@ -1,5 +1,7 @@
 """Simulated attackers: who they are, what they say, and that nobody else changes."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch import nn
 import sparing
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.run.config import study_from
-from sparing.run.start import settled
+from sparing.run.start import fresh, settled
 from sparing.task.attack import Attack, attackers, flipped
 from sparing.task.build import build_task
 from sparing.task.task import Task
@@ -110,10 +112,49 @@ def test_the_attack_is_part_of_the_fingerprint():
     assert len({study_from({"fleet": {"attack": attack}}).fingerprint() for attack in attacks}) == 3
 
 
-def test_plain_averaging_stops_at_a_nan_in_both_engines():
-    for engine in ("vector", "debug"):
-        with pytest.raises(TrainingError, match=r"not finite|size nan"):
-            play("nan", "fedavg", engine=engine)
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+@pytest.mark.parametrize("kind", ["nan", "scaled", "sign-flip"])
+@pytest.mark.parametrize("method", ["fedavg", "topk+int8+memory", "fedsim", "stein", "scaffold"])
+def test_plain_averaging_stops_at_an_attacker_and_names_it(engine, kind, method):
+    """It is no matter of learning rates."""
+    attack = {"kind": kind, "share": 0.3, "scale": 1e9}
+    with pytest.raises(TrainingError, match=rf"it is a simulated attacker \(fleet.attack.kind: {kind}\)") as caught:
+        play(kind, method, engine=engine, fleet={"attack": attack})
+    assert "drop fleet.attack" in str(caught.value)
+    assert "lr" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_honest_client_is_not_blamed():
+    with pytest.raises(TrainingError, match=r"lower (local\.)?lr"):
+        play("sign-flip", "fedavg", local={"steps": 3, "lr": 1e6})
+
+
+CODED = [["topk", "memory", "median"], ["powersgd", "median"], ["dgc", "median"], ["int8", "memory", "trimmed-mean"]]
+
+
+def kept_after(kind, method, engine, rounds, dropout=0.0):
+    """What all clients keep after so many rounds."""
+    fleet = {"dropout": dropout, "attack": {"kind": kind, "share": 0.3}}
+    study = study_from({**QUICK, "task": TASK, "method": method, "engine": engine, "fleet": fleet})
+    job, study = settled(study, build_task(**study.task.model_dump()))
+    with closing(fresh(study, job, None)) as run:
+        server = run.server
+        for t in range(1, rounds + 1):
+            server, _ = run.engine.round(server, job.fleet.cohort(3, t, 10, 10), t)
+        return run.bank.read(torch.arange(10))
+
+
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+@pytest.mark.parametrize("method", CODED, ids="+".join)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_attackers_remember_what_an_honest_client_would(engine, method, dropout):
+    """Also where their upload is lost, and what was sent is put back."""
+    lying, honest = (kept_after(kind, method, engine, 1, dropout) for kind in ("nan", "none"))
+    assert any(name.startswith("up/") for name in lying)
+    for name, x in honest.items():
+        assert torch.equal(lying[name], x), name
+    assert all(bool(x.isfinite().all()) for x in kept_after("nan", method, engine, 3, dropout).values())
 
 
 def test_attackers_train_and_keep_their_own_tensors_as_others_do():

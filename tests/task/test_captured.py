@@ -147,6 +147,58 @@ def test_dense_weights_are_not_formed():
     assert not isinstance(after.added["10.weight"], Product)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("wide", [(500,), (400, 300)])
+def test_dense_weights_without_bias_are_all_there_is(wide, precision):
+    """Then no gradient is left to be joined with others."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(a, b, bias=False) for a, b in zip((192, *wide), wide, strict=False)]
+    model = nn.Sequential(nn.Flatten(), *layers).cuda()
+    data, start = clients([8, 3, 9, 5]), start_of(model)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        loop, graph = both(model, data, Local((PLAIN,)), start, precision)
+    for name, x in loop[0].items():
+        assert isinstance(graph[0].added[name], Product), name
+        assert (graph[0][name] - x).norm() / (x - start[name]).norm() < (1e-3 if precision == "float32" else 0.2), name
+
+
+@pytest.mark.parametrize("phase", [PLAIN._replace(batch=10**9), PLAIN._replace(batch=10**9, epochs=1, steps=3)])
+def test_a_batch_larger_than_all_samples_takes_room_for_these(phase):
+    torch.manual_seed(0)
+    model, data = cnn().cuda(), clients([8, 3, 9, 5])
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        loop, graph = both(model, data, Local((phase,)), start_of(model))
+    for name, x in loop[0].items():
+        torch.testing.assert_close(graph[0][name], x, rtol=2e-4, atol=2e-5)
+    assert [record.width for _, record in RECORDS[model]] == [9]
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.main, self.aux = nn.Linear(192, 20), nn.Linear(20, 5), nn.Linear(20, 5)
+
+    def forward(self, x):
+        h = torch.relu(self.body(x.flatten(1)))
+        return self.main(h), self.aux(h)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_auxiliary_outputs(precision):
+    torch.manual_seed(0)
+    model, data, ids = TwoHeads().cuda(), clients([8, 3, 9, 5]), torch.tensor([2, 0, 3])
+    start, local = start_of(model), Local((PLAIN,))
+    ctx = Ctx(seed=5, round=2, rounds=3, ids=ids.cuda(), n=data.count[ids].cuda(), clients=4, samples=99)
+
+    def loss(output, y):
+        return cross_entropy(output[0], y) + 0.4 * cross_entropy(output[1], y)
+
+    loop = train(model, loss, data, local, start, ctx, "loop")[0]
+    graph = train(model, loss, data, local, start, ctx, "stacked", precision=precision, graph=True)[0]
+    for name, x in loop.items():
+        assert (graph[name] - x).norm() / (x - start[name]).norm() < (1e-3 if precision == "float32" else 0.2), name
+
+
 @pytest.mark.parametrize("ranks", [{}, {"2.weight": 8, "7.weight": 16}, {"2.weight": 1, "7.weight": 64}])
 def test_factored_layers(ranks):
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
 import sparing.task.schedule as schedule
 from sparing.core.errors import TrainingError
@@ -48,6 +49,7 @@ def check(counts: list[int], ids: list[int], phase: Phase) -> None:
     assert [int(m) for m in plan.alive] == [sum(len(t) > s for t in tables) for s in range(len(plan.alive))]
     for place, k in enumerate(order):
         for t, wanted in enumerate(tables[k]):
+            wanted = pad(wanted, (0, plan.places.shape[2] - len(wanted)), value=-1)
             visited = wanted[wanted >= 0]
             assert plan.real[t, place].tolist() == (wanted >= 0).tolist()
             padded = torch.where(wanted >= 0, wanted, wanted[0])
@@ -62,6 +64,7 @@ def check(counts: list[int], ids: list[int], phase: Phase) -> None:
         sizes = plan.real[t, :m].sum(1)
         assert plan.width[t] == int(sizes.max())
         assert plan.full[t] == bool((sizes == sizes.max()).all())
+    assert plan.places.shape[2] == min(phase.batch, max(n)), "no room that nobody's samples fill"
     assert int(plan.places.min()) >= 0
     assert int(plan.places.max()) < len(data.y)
 
@@ -71,6 +74,12 @@ def check(counts: list[int], ids: list[int], phase: Phase) -> None:
 def test_a_plan_holds_everyone_s_own_batches(counts, phase, random):
     ids = random.sample(range(len(counts)), random.randint(1, len(counts)))
     check(counts, ids, phase)
+
+
+@pytest.mark.parametrize("phase", [Phase(epochs=2, batch=10**18), Phase(steps=3, batch=10**18)])
+def test_a_batch_has_no_more_places_than_its_client_samples(phase):
+    check([20, 1, 33], [2, 0, 1], phase)
+    assert batches(torch.tensor([7, 8, 9]), phase, n=5).shape[1] == 5
 
 
 def test_shuffles_too_many_to_sort_at_once_are_sorted_in_parts(monkeypatch):

@@ -71,7 +71,7 @@ def test_default_losses_are_per_sample():
     assert bool(accuracy(torch.ones(2, 1), torch.zeros(2, dtype=torch.int64)).isnan().all())
     with pytest.raises(DataError, match=r"gives \(2, 3\) for targets \(2, 5\)"):
         cross_entropy(torch.ones(2, 3), y)
-    with pytest.raises(DataError, match=r"gives \(2, 3\) for targets \(2,\)"):
+    with pytest.raises(DataError, match=r"gives \(2, 3\) for float targets \(2,\)"):
         squared_error(torch.ones(2, 3), torch.ones(2))
 
 
@@ -80,7 +80,7 @@ def test_a_probe_set_of_the_server_s_own():
     assert [tuple(x.shape) for x in task.probe] == [(4, 2), (4,)]
     assert Task(make, [pair()]).probe is None
     assert task.to(torch.device("meta")).probe[0].is_meta
-    for probe, sentence in ((pair(0), "probe: .* no samples"), (pair(2, -1), "probe: the label is negative")):
+    for probe, sentence in ((pair(0), "probe has no samples"), (pair(2, -1), "probe: the label is negative")):
         with pytest.raises(DataError, match=sentence):
             Task(make, [pair()], probe=probe)
     named = build_task("digits", clients=5, probe=0.02)
@@ -101,7 +101,7 @@ BAD = {
     r"train: client 1 has no samples \(0 of them\): leave it out": ([pair(), pair(0)], None),
     r"train: x is not finite \(nan\) at client 1, sample 2: remove": ([pair(), spoiled(np.nan, 2)], None),
     r"train: x is not finite \(inf\) at client 0, sample 1": ([spoiled(np.inf)], None),
-    r"test: x is not finite \(-inf\) at client 0, sample 1": ([pair()], spoiled(-np.inf)),
+    r"test: x is not finite \(-inf\) at sample 1": ([pair()], spoiled(-np.inf)),
     r"train: y is not finite \(nan\) at client 0, sample 0": ([(np.ones((1, 2)), np.array([np.nan]))], None),
     "client 1 has 3 samples but 2 targets: give one target per sample": ([pair(), (pair()[0], [1, 1])], None),
     r"client 1 has samples of shape \(3,\) and type float32 but client 0 has shape \(2,\)": (

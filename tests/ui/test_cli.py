@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -268,6 +269,62 @@ def test_a_bug_shows_its_traceback(monkeypatch):
 def process(*args: str) -> subprocess.Popen:
     command = [sys.executable, "-c", STOPPABLE, *args]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+
+
+BUSY = """
+import signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
+from sparing.core.threads import side_by_side
+from sparing.ui.interrupt import INTERRUPT
+
+def work(i):
+    print("at work", flush=True)
+    threading.Event().wait(600)
+
+INTERRUPT.listen()
+with INTERRUPT.advising(lambda: "go on so"):
+    side_by_side(range(2), work, print, 2)
+"""
+
+
+def press(child: subprocess.Popen) -> None:
+    """Ctrl-C until it ends: one that comes while another is not heard yet is lost."""
+    for _ in range(600):
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+        return
+
+
+def test_a_second_ctrl_c_ends_the_process_whatever_its_threads_do():
+    child = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    child.stdout.readline()
+    press(child)
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err) == (130, "sparing: stopped at once; go on so\n")
+
+
+def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
+    child = process("run", *SMALL[:2], "rounds=100000", "plan.path=loop", "plan.threads=2", "--out", "pressed")
+    while not Path("pressed/checkpoint.safetensors").exists():
+        assert child.poll() is None
+    press(child)
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 130
+    stands = r"(round \d+ of 100000 is|no round is) saved( yet)?"
+    assert re.fullmatch(rf"sparing: stopped( at once)?; {stands}, go on with: sparing resume pressed\n", err)
+
+    class Enough(Exception):
+        pass
+
+    def enough(record):
+        raise Enough
+
+    with pytest.raises(Enough):
+        sparing.resume("pressed", loggers=[enough])
 
 
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on():

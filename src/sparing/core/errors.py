@@ -5,6 +5,7 @@ SparingError              one sentence: what, where, the value seen, the fix
   DataError               samples that cannot be trained on
   MethodError             parts that do not make sense together
   TrainingError           numbers that left the finite world while running
+    UploadError           in what one client sent
   WireError               bytes that are not a parcel
   CheckpointError         a saved run that cannot be continued
 """
@@ -31,6 +32,18 @@ class MethodError(SparingError):
 
 class TrainingError(SparingError):
     pass
+
+
+class UploadError(TrainingError):
+    """`client`: who sent it."""
+
+    client: int = -1
+
+    @classmethod
+    def of(cls, client: int, words: str) -> "UploadError":
+        error = cls(words)
+        error.client = client
+        return error
 
 
 class WireError(SparingError):

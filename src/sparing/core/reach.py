@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sparing.core.errors import TrainingError
+from sparing.core.errors import TrainingError, UploadError
 from sparing.core.gpu import brought
 from sparing.core.keys import Ctx
 from sparing.core.later import doubt
@@ -68,10 +68,11 @@ class Grid:
                 raise beyond(i, size, name, self.limit[name], ctx)
 
 
-def beyond(client: int, size: float, name: str, limit: float, ctx: Ctx) -> TrainingError:
-    return TrainingError(
+def beyond(client: int, size: float, name: str, limit: float, ctx: Ctx) -> UploadError:
+    return UploadError.of(
+        client,
         f"client {client} sent an update of size {size:.3g} for {name!r} in round {ctx.round}, beyond {limit:.3g}; "
-        "lower local.lr or set local.clip"
+        "lower local.lr or set local.clip",
     )
 
 

@@ -2,7 +2,7 @@
 
 fold = begin(method, server, ctx)
 down = outgoing(method, server, ctx)                        # server, for K clients
-up, state = client(method, state, down, train, ctx)         # K clients
+up, state = client(method, state, down, train, ctx)         # K clients; `claiming` where some may lie
 incoming(method, server, fold, down, up, ctx)               # server, any order and grouping
 server, report = settle(method, server, fold, ctx)          # server, once
 """
@@ -162,17 +162,22 @@ def kept(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
     return {n: x if (mask := part[n]) is None else torch.where(mask, x, before[n]) for n, x in full.items()}
 
 
-def client(
-    method: Method,
-    state: Tree,
-    parcel: Parcel,
-    train: Train,
-    ctx: Ctx,
-    claim: Callable[[Tree, Trained, Ctx], Trained] = lambda start, after, ctx: after,
-) -> tuple[Parcel, Tree]:
-    """K clients: take in what came, train, and write down what goes back.
+Claim = Callable[[Tree, Trained, Ctx], Trained]
+"""(start, after, ctx): what K clients say they have learned, where that is not what they have: simulated attackers."""
 
-    `claim` is what they say they have learned, where that is not what they have: simulated attackers.
+
+def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
+    """K clients: take in what came, train, and write down what goes back."""
+    up, _, state = claiming(method, state, parcel, train, ctx, lambda start, after, ctx: after)
+    return up, state
+
+
+def claiming(
+    method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx, claim: Claim
+) -> tuple[Parcel, Parcel, Tree]:
+    """The same of clients that may lie: what they send, what they would send in truth, and what they keep.
+
+    They keep what follows from the truth: nobody lies to himself.
     """
     full, method = method, sized(method, ctx)
     got = downlink(method).decode(parcel, ctx)
@@ -182,15 +187,19 @@ def client(
         moving = [name for name in memory if name.startswith("velocity/")]
         memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
     after, local, notes = train(start, memory, ctx)
-    said = claim(start, after, ctx)
     cuts = method.share.up(cuts_of(got), ctx)
-    values = learned(said, got, cuts)
-    leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
     notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
-    view = View(ctx, start, said, got.notes)
-    out, memory = uplink(method).encode(Parcel(leaves, notes), under("up", state), view)
+
+    def written(after: Trained) -> tuple[Parcel, Tree]:
+        values = learned(after, got, cuts)
+        leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
+        return uplink(method).encode(Parcel(leaves, notes), under("up", state), View(ctx, start, after, got.notes))
+
+    out, memory = written(after)
+    said = claim(start, after, ctx)
+    up = out if said is after else written(said)[0]
     own = kept(full, state, {name: after[name] for name in method.share.own}, ctx)
-    return out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
+    return up, out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
 
 
 def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:

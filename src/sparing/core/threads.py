@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -42,7 +42,7 @@ def side_by_side(
 
     Works record no gradients, unless they say so. With several threads, each has one for its operations, and one item
     more than there are threads is waiting or done. Whatever goes wrong in the first item that fails is raised here,
-    once the works under way have ended; so is Ctrl-C.
+    once the works under way have ended; so is Ctrl-C. A second Ctrl-C is raised at once.
 
     >>> side_by_side(range(3), lambda x: x * x, print, threads=2)
     0
@@ -59,14 +59,22 @@ def side_by_side(
             take(quietly(item))
         return
     under_way: deque[Future[Done]] = deque()
-    with intra_op(1), ThreadPoolExecutor(threads) as pool:
+    pool = ThreadPoolExecutor(threads)
+
+    def take_first() -> None:
+        take(under_way[0].result())
+        under_way.popleft()
+
+    with intra_op(1):
         try:
             for item in items:
                 under_way.append(pool.submit(quietly, item))
                 if len(under_way) > threads:
-                    take(under_way.popleft().result())
+                    take_first()
             while under_way:
-                take(under_way.popleft().result())
+                take_first()
         finally:
             for future in under_way:
                 future.cancel()
+            wait(under_way)  # not for threads: one whose join is interrupted counts as ended, and is cut off at exit
+            pool.shutdown()

@@ -19,7 +19,7 @@ from sparing.core.round import (
     Server,
     about,
     begin,
-    client,
+    claiming,
     incoming,
     met,
     outgoing,
@@ -67,21 +67,24 @@ class Debug:
                     self.post(ctx, "down", posted, parts)
                     ctx = self.job.timed(ctx, sent)
                 with stage("local training and writing the upload", ctx):
-                    up, state = client(method, self.bank.read(ctx.ids), got, train, ctx, self.job.fleet.claim)
+                    fleet, before = self.job.fleet, self.bank.read(ctx.ids)
+                    up, honest, state = claiming(method, before, got, train, ctx, fleet.claim)
                     if not method.blend.lenient:
-                        refuse_infinite(up, ctx)
+                        refuse_infinite(honest, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
                     back = partial(counted, sizes(up), returned)
                     back()
                 gone_K = self.job.gone(ctx, back)
                 if bool(gone_K.all()):
-                    state = put_back(method, state, up, gone_K, ctx)
+                    state = put_back(method, state, honest, gone_K, ctx)
                 else:
                     with stage("reading the upload", ctx):
                         expected = schema_up(method, down, ctx)
                         arrived = self.here(from_bytes(returned, expected))
                         self.post(ctx, "up", returned, [expected])
-                    with stage("blending", ctx):
+                    with stage("blending", ctx), fleet.blamed():
+                        if not method.blend.lenient:
+                            fleet.refuse_nan(arrived, gone_K, ctx)
                         incoming(method, server, fold, down, arrived, ctx)
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, sent, back, up.notes["loss"], gone_K)

@@ -18,7 +18,7 @@ from sparing.core.later import asked
 from sparing.core.padded import own_sizes_later
 from sparing.core.parcel import Parcel, pick
 from sparing.core.protocols import Rows
-from sparing.core.round import Server, begin, client, incoming, met, outgoing, put_back, settle
+from sparing.core.round import Server, begin, claiming, incoming, met, outgoing, put_back, settle
 from sparing.core.threads import intra_op, side_by_side
 from sparing.core.tree import Tree
 from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
@@ -60,11 +60,12 @@ class Vector:
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         """A round, of which the host may know later than the GPU how it went: that is what is called then."""
         cohort = context(self.job, server, ids, t)._replace(doubts=[] if server.device.type == "cuda" else None)
-        try:
-            return self.play(server, cohort)
-        except Exception:
-            asked(cohort.doubts or [])()  # what is doubted may be the cause
-            raise
+        with self.job.fleet.blamed():
+            try:
+                return self.play(server, cohort)
+            except Exception:
+                asked(cohort.doubts or [])()  # what is doubted may be the cause
+                raise
 
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
         method, aside = self.job.method, self.job.aside
@@ -99,7 +100,8 @@ class Vector:
             judged = asked(cohort.doubts or [])
 
         def outcome() -> Outcome:
-            judged()
+            with self.job.fleet.blamed():
+                judged()
             return tally.outcome(report | divergence)
 
         return server, outcome
@@ -108,13 +110,16 @@ class Vector:
         """They train and write; what arrives is folded in."""
         method, (ctx, down, posted, state, who) = self.job.method, sent
         stale = Stale(method, server.model)
-        up, state = client(method, state, down, stale.watching(self.job.train), ctx, self.job.fleet.claim)
+        train, fleet = stale.watching(self.job.train), self.job.fleet
+        up, honest, state = claiming(method, state, down, train, ctx, fleet.claim)
         returned = own_sizes_later(method, up, ctx)
         if method.fit is None or not method.fit.joined(ctx):
             returned = weighed(up, returned, who, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
-            state = put_back(method, state, up, gone_K, ctx)
+            state = put_back(method, state, honest, gone_K, ctx)
+        if not method.blend.lenient:
+            fleet.refuse_nan(up, gone_K, ctx)
         if not bool(gone_K.any()):
             incoming(method, server, fold, down, up, ctx)
         elif not bool(gone_K.all()):

@@ -64,7 +64,7 @@ class TaskSection(Section):
 class LocalSection(Section):
     epochs: PositiveInt | None = None  # the phase's own where neither epochs nor steps are given
     steps: PositiveInt | None = None
-    batch: PositiveInt = PHASE.batch
+    batch: int = Field(default=PHASE.batch, ge=1, lt=2**63)
     optimiser: Literal["sgd", "adam"] = "sgd"
     lr: PositiveFloat = PHASE.lr
     momentum: float = Field(default=0.0, ge=0, lt=1)

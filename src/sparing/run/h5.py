@@ -2,7 +2,7 @@
 
     attributes                        algorithm, dataset, rounds
     test_acc, train_loss              (runs, rounds)
-    *_mean, *_std of both             (rounds,), over runs; std divides by the number of runs, as numpy does by default
+    *_mean, *_std of both             (rounds,), over runs; std is the deviation with n - 1, NaN for one run
     rs_test_acc, rs_test_auc, rs_train_loss   (rounds,), mean over runs
 
 test_acc is the global model's accuracy on all test samples. A file is built in memory and takes its place in one step,
@@ -64,7 +64,8 @@ def h5_bytes(dataset: str, algorithm: str, tables: Sequence[Table]) -> bytes:
         for name in ("test_acc", "train_loss"):
             file[name] = curves[name]
             file[f"{name}_mean"] = curves[name].mean(axis=0)
-            file[f"{name}_std"] = curves[name].std(axis=0)
+            alone = np.full(curves[name].shape[1], np.nan)
+            file[f"{name}_std"] = curves[name].std(axis=0, ddof=1) if len(tables) > 1 else alone
         for name, values in curves.items():
             file[f"rs_{name}"] = values.mean(axis=0)
     return out.getvalue()

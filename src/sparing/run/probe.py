@@ -1,5 +1,10 @@
 """A look before the first round: does this model take these samples, and does a faster path train it the same?"""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,18 +16,21 @@ from sparing.engines.engine import Job
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.evaluate import evaluate_all
+from sparing.task.gradient import reaches
 from sparing.task.local import train
-from sparing.task.losses import cross_entropy
+from sparing.task.losses import cross_entropy, squared_error
 
 CLOSE = {"stacked": 1e-3, "implicit": 1e-5}  # BatchNorm over a few samples is ill-conditioned; dense layers are not
 
 
 def refuse_misfit(job: Job) -> None:
-    """One sample through the model and the loss, from the training data, the test data and the probe set."""
-    task, models = job.task, job.rest.complete(job.initial)
+    """Two samples through the model and the loss, of the training data, the test data and the probe set."""
+    task = job.task
     sets: list[tuple[str, Tensor, Tensor]] = [("train", task.train.x, task.train.y)]
-    if task.test_all is not None:
-        sets.append(("test", *task.test_all))
+    if task.test is not None:
+        sets.append(("test", task.test.x, task.test.y))
+    if task.test_all is not None and (task.test is None or task.test_all[0] is not task.test.x):
+        sets.append(("test" if task.test is None else "test_all", *task.test_all))
     if task.probe is not None:
         sets.append(("probe", *task.probe))
     elif job.method.probe:
@@ -34,19 +42,74 @@ def refuse_misfit(job: Job) -> None:
     for name, x, y in sets:
         if task.loss is cross_entropy and y.ndim == 1:
             refuse_labels(job, name, x, y)
-        try:
-            evaluate_all(job.model, task.loss, models, x[:2], y[:2], static=job.method.local.buffers == "static")
-        except SparingError:
-            raise
-        except Exception as error:
-            what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
-            said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-            model = "the model split into bases" if isinstance(job.model, Mix) else "the model"
-            raise DataError(f"{model} or loss does not take the {name} data ({what}): {said}") from error
+        with said(job, name, x, y):
+            refuse_types(job, name, x, y)
+    with said(job, "train", *sets[0][1:], "while training"):
+        refuse_unreached(job)
     for size, model in enumerate(job.sizes):
         refuse_broken(job, size, model)
     if job.method.fit is not None:
         job.method.fit.check(job.model, prepared(task.train.x[:1]))
+
+
+@contextmanager
+def said(job: Job, name: str, x: Tensor, y: Tensor, when: str = "") -> Iterator[None]:
+    """Whatever the model or the loss stumbles over, in one sentence."""
+    try:
+        yield
+    except SparingError:
+        raise
+    except Exception as error:
+        what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
+        reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        model = "the model split into bases" if isinstance(job.model, Mix) else "the model"
+        raise DataError(
+            f"{model} or loss does not take the {name} data{when and ' '}{when} ({what}): {reason}{hint(job, x)}"
+        ) from error
+
+
+def hint(job: Job, x: Tensor) -> str:
+    """What may help, where the samples are of another type than the weights."""
+    weights = {p.dtype for p in job.model.parameters()}
+    seen = prepared(x[:1]).dtype
+    if seen in weights:
+        return ""
+    wanted = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in weights))
+    return f"; the weights are in {wanted}: give the samples in that, or a model in theirs"
+
+
+def refuse_types(job: Job, name: str, x: Tensor, y: Tensor) -> None:
+    """Numbers in float64 that would silently widen what a model in other floats computes."""
+    task, seen = job.task, []
+
+    def look(output: Any, y: Tensor) -> Tensor:
+        seen.append(output.dtype)
+        return task.loss(output, y)
+
+    models, static = job.rest.complete(job.initial), job.method.local.buffers == "static"
+    evaluate_all(job.model, look, models, x[:2], y[:2], static=static)
+    if torch.float64 in {tensor.dtype for tensor in models.values()} or not seen:
+        return
+    if x.dtype == seen[0] == torch.float64:
+        raise DataError(
+            f"{name}: x is float64, but the model has no weight in float64, so what it gives is in float64 against its "
+            "weights: give x.float(), or a model in float64"
+        )
+    if task.loss is squared_error and y.dtype == torch.float64 != seen[0]:
+        raise DataError(f"{name}: y is float64, but the model gives {seen[0]}: give y.float(), or a model in float64")
+
+
+def refuse_unreached(job: Job) -> None:
+    """A loss that no parameter can lower."""
+    model, models = job.model, job.rest.complete(job.initial)
+    if isinstance(model, Mix):
+        model, models = model.alone(), {name: x[:, 0] for name, x in models.items()}
+    x, y = job.task.train.x[:2], job.task.train.y[:2]
+    if not reaches(model, job.task.loss, models, x, y, job.method.local):
+        raise ConfigError(
+            "no gradient of the loss reaches any parameter that is trained, so nothing would be learned: the model or "
+            "the loss cuts it (detach, no_grad, argmax, rounding, a way through NumPy); take that out"
+        )
 
 
 def refuse_broken(job: Job, size: int, model: nn.Module) -> None:
@@ -117,14 +180,23 @@ def two_steps(job: Job, path: str, graph: bool = False, precision: str = "float3
 def agrees(job: Job, path: str, graph: bool = False) -> bool:
     """Two steps by this path and one client after the other come to the same."""
     try:
-        loop, other = two_steps(job, "loop"), two_steps(job, path, graph)
-    except ConfigError:
-        return False
-    except RuntimeError:
-        if not graph:  # else the model may do what cannot be recorded
-            raise
-        return False
+        loop = two_steps(job, "loop")
+        other = tried(job, path, graph)
     except TrainingError:  # the first round will say so, and where
         return True
     close = CLOSE[path]
-    return all(torch.allclose(loop[name].double(), x.double(), rtol=close, atol=close) for name, x in other.items())
+    return other is not None and all(
+        torch.allclose(loop[name].double(), x.double(), rtol=close, atol=close) for name, x in other.items()
+    )
+
+
+def tried(job: Job, path: str, graph: bool) -> Trained | None:
+    """None where the model does what this path cannot: the loop has trained it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a path that may not be taken
+        try:
+            return two_steps(job, path, graph)
+        except TrainingError:
+            raise
+        except Exception:
+            return None

@@ -42,7 +42,7 @@ from sparing.task.attack import Attack, attackers, flipped
 from sparing.task.build import build_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
 from sparing.task.links import rates
-from sparing.task.task import Task
+from sparing.task.task import Task, copied
 
 ENGINES = {"vector": Vector, "debug": Debug}
 OWN_TASK = "your own"
@@ -213,11 +213,15 @@ def counts_sampling(method: Method) -> bool:
 def checked_model(model: nn.Module) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         raise ConfigError(f"the model ({type(model).__name__}) has no parameters to train; give it some")
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if x.is_meta:
+            raise ConfigError(f"{name!r} is on the meta device, where there are no values; build the model on the CPU")
     for name, p in model.named_parameters():
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ConfigError(f"parameter {name!r} has no shape yet; run the model once on a sample before using it")
         if not p.is_floating_point():
             raise ConfigError(f"parameter {name!r} is of type {p.dtype}; only real floats can be trained")
+    copied(model)  # as every engine does, in rounds where a refusal would come late
     return model
 
 

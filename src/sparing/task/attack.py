@@ -15,8 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.parcel import Parcel
 from sparing.core.tree import Trained, Tree, column
 from sparing.task.task import Task
 
@@ -34,6 +35,28 @@ class Attack(NamedTuple):
         floats = {name: x for name, x in after.items() if x.is_floating_point()}
         said = {name: torch.where(column(bad_K, x), self.said(start[name], x), x) for name, x in floats.items()}
         return {**after, **said}
+
+    def lies(self, client: int) -> bool:
+        """Whether what this client sends is made up."""
+        return self.kind != "label-flip" and bool(self.who[client])
+
+    def refuse_nan(self, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> None:
+        """Stop at an attacker whose upload holds something that is no number, unless it is gone."""
+        if self.kind != "nan":
+            return
+        who = self.who[ctx.here[0]] & ~gone_K.cpu()
+        for k in who.nonzero()[:, 0].tolist():
+            sent = [x for leaf in parcel.leaves.values() for x in (leaf.value, leaf.scale) if x is not None]
+            rows = [x[min(k, x.shape[0] - 1)] for x in sent if x.is_floating_point()]
+            if not all(bool(x.isfinite().all()) for x in rows):
+                client = int(ctx.here[0][k])
+                raise self.stopped(f"round {ctx.round}: client {client} sent no numbers")
+
+    def stopped(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what}; it is a simulated attacker (fleet.attack.kind: {self.kind}), and this blend takes every upload: "
+            "use one that leaves such out (median, trimmed-mean, geomed, krum, norm-bound), or drop fleet.attack"
+        )
 
     def said(self, start: Tensor, after: Tensor) -> Tensor:
         if self.kind == "nan":

@@ -31,6 +31,8 @@ def shuffle_keys(ctx: Ctx, number: int, phase: Phase, counts: Sequence[int]) -> 
 def batches(keys: Tensor, phase: Phase, n: int) -> Tensor:
     """One client's batches, in order: `[S, batch]` sample numbers, -1 where an epoch's last batch is short.
 
+    No batch has more places than the client has samples.
+
     `keys [epochs or more]` are the client's shuffle keys. In `steps` mode it walks on through reshuffled epochs.
 
     >>> table = batches(torch.tensor([7, 8]), Phase(epochs=2, batch=2), n=3)
@@ -39,9 +41,10 @@ def batches(keys: Tensor, phase: Phase, n: int) -> Tensor:
     """
     (steps,), each = steps_of(phase, [n]), per_epoch(phase, n)
     order = hashes(keys[: -(-steps // each)], n).argsort(dim=1, stable=True)
-    table = torch.full((len(order), each * phase.batch), -1)
+    width = min(phase.batch, n)
+    table = torch.full((len(order), each * width), -1)
     table[:, :n] = order
-    return table.view(-1, phase.batch)[:steps]
+    return table.view(-1, width)[:steps]
 
 
 def counted_from(phase: Phase, n: int) -> int:

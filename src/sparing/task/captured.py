@@ -36,7 +36,8 @@ def captured(
 ) -> tuple[Played, Tensor] | None:  # fmt: skip
     """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
     step."""
-    plans = [planned(data, phase, number, ctx) for number, phase in enumerate(local.phases)]
+    longest = int(data.count.max())  # of all clients: a recording has one width, and chunks should share it
+    plans = [planned(data, phase, number, ctx, longest) for number, phase in enumerate(local.phases)]
     if not all(in_step(model, plan) for plan in plans):
         return None
     played, losses, state = None, torch.zeros(len(ctx.ids)), start

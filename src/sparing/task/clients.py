@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, DataError
+from sparing.task.arrays import kind, tensor
 from sparing.task.augment import Augment, check_image
 
 Pair = tuple[Any, Any]
@@ -42,9 +42,11 @@ class Clients:
     @classmethod
     def of(cls, pairs: Iterable[Pair]) -> "Clients":
         """One (x, y) per client, put end to end. Empty clients are allowed here; `Task` refuses them for training."""
-        pairs = list(pairs)
+        pairs = listed(pairs)
         check_pairs(pairs)
-        both = [(tensor(x, pixels=True), tensor(y)) for x, y in pairs]
+        both = [
+            (tensor(x, f"client {i}: x", pixels=True), tensor(y, f"client {i}: y")) for i, (x, y) in enumerate(pairs)
+        ]
         if not both:
             raise DataError("there are no clients: give a list with one (x, y) pair per client")
         check_lengths(both)
@@ -68,17 +70,10 @@ class Clients:
         return replace(self, x=self.x.to(device), y=self.y.to(device))
 
 
-def tensor(values: Any, pixels: bool = False) -> Tensor:
-    """Numbers as torch trains on them: tensors keep their float type, other floats become float32, integers int64.
-
-    `pixels`: uint8 stays, to be made floats batch by batch.
-    """
-    if isinstance(values, Tensor):
-        x = values.detach()
-    else:
-        x = torch.from_numpy(np.array(values))  # a copy: torch warns about arrays it may not write to
-        x = x.float() if x.is_floating_point() else x
-    return x if x.is_floating_point() or (pixels and x.dtype == torch.uint8) else x.long()
+def listed(pairs: Any) -> list[Pair]:
+    if not isinstance(pairs, Iterable):
+        raise DataError(f"the clients are of type {type(pairs).__name__}: give a list with one (x, y) pair per client")
+    return list(pairs)
 
 
 def check_pairs(pairs: list[Pair]) -> None:
@@ -109,8 +104,14 @@ def check_alike(filled: list[tuple[int, Tensor, Tensor]]) -> None:
                 )
 
 
-def kind(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
+def named(what: str, pairs: Any) -> Clients:
+    """Clients from pairs, whose refusals begin with the name of the set."""
+    if isinstance(pairs, Clients):
+        return pairs
+    try:
+        return Clients.of(pairs)
+    except DataError as error:
+        raise DataError(f"{what}: {error}") from None
 
 
 def check_samples(data: Clients, what: str, labels: bool) -> None:
@@ -122,6 +123,11 @@ def check_samples(data: Clients, what: str, labels: bool) -> None:
             f"{what}: {len(data.x)} samples, {len(data.y)} targets and clients reaching up to "
             f"{int((data.start + data.count).max())}: give x, y, start and count that fit together"
         )
+    check_values(data, what, labels)
+
+
+def check_values(data: Clients, what: str, labels: bool) -> None:
+    """The same of samples that may be no client's."""
     for name, values in (("x", data.x), ("y", data.y)):
         if values.is_floating_point():
             bad = ~values.isfinite().flatten(1).all(1) if values.ndim > 1 else ~values.isfinite()
@@ -129,6 +135,25 @@ def check_samples(data: Clients, what: str, labels: bool) -> None:
     if labels and not data.y.is_floating_point():
         bad = (data.y < 0).flatten(1).any(1) if data.y.ndim > 1 else data.y < 0
         refuse_first(bad, data, data.y, f"{what}: the label is negative", "number the classes 0, 1, 2, ...")
+
+
+def check_filled(data: Clients, what: str) -> None:
+    empty = (data.count < 1).nonzero().flatten()
+    if len(empty):
+        raise DataError(f"{what}: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
+
+
+def check_scale(train: Tensor, other: Tensor, what: str) -> None:
+    """Refuse uint8, which is scaled to [0, 1], beside numbers that are not and lie elsewhere."""
+    if (train.dtype == torch.uint8) == (other.dtype == torch.uint8) or not train.numel() or not other.numel():
+        return
+    pixels, plain, x = ("train", what, other) if train.dtype == torch.uint8 else (what, "train", train)
+    low, high = (float(bound) for bound in x.aminmax())
+    if low < 0 or high > 1:
+        raise DataError(
+            f"{pixels}: x is uint8, which is scaled to [0, 1], but {plain}: x is {kind(x)} from {low:g} to {high:g}, "
+            "which is not: give both as uint8, or both as floats on one scale"
+        )
 
 
 def refuse_first(bad: Tensor, data: Clients, values: Tensor, problem: str, fix: str) -> None:
@@ -139,5 +164,6 @@ def refuse_first(bad: Tensor, data: Clients, values: Tensor, problem: str, fix: 
     owner = ((data.start <= at) & (at < data.start + data.count)).nonzero().flatten().tolist()
     value = values[at].flatten()
     value = value[~value.isfinite() if value.is_floating_point() else value < 0][0].item()
-    where = f"client {owner[0]}, sample {at - int(data.start[owner[0]])}" if owner else f"sample {at} of no client"
+    where = f"client {owner[0]}, sample {at - int(data.start[owner[0]])}" if owner else f"sample {at}"
+    where += " of no client" if not owner and len(data) else ""
     raise DataError(f"{problem} ({value}) at {where}: {fix}")

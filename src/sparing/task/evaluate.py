@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sparing.core.errors import ConfigError
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree, rows
 from sparing.task.clients import Clients
@@ -169,7 +170,12 @@ def width_of(work: Working) -> int:
     return WIDE if work.device.type == "cuda" and not by_batches(work) else BATCH
 
 
-def scored(loss: Loss, output: Tensor, y: Tensor) -> Scores:
+def scored(loss: Loss, output: Any, y: Tensor) -> Scores:
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"in evaluation, what the model gives is of type {type(output).__name__}, and accuracy is taken of one "
+            "tensor: let its forward give the tensor alone unless self.training"
+        )
     plain = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
     guesses = output.softmax(1) if plain else output.new_zeros(len(output), 0)
     return Scores(accuracy(output, y), each(loss, output, y), guesses, y)

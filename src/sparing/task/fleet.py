@@ -6,7 +6,8 @@ All of it is keyed: the same seed gives the same absences, whatever the engine a
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.errors import DataError, nearest
+from sparing.core.errors import DataError, UploadError, nearest
 from sparing.core.keys import EVERYONE, Ctx, few_hashes, few_keys
+from sparing.core.parcel import Parcel
 from sparing.core.protocols import Local
 from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
@@ -91,6 +93,21 @@ class Fleet(NamedTuple):
     def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
+
+    def refuse_nan(self, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> None:
+        """Stop where an attacker's upload without numbers arrives at a blend that takes every upload."""
+        if self.attack:
+            self.attack.refuse_nan(parcel, gone_K, ctx)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Where an attacker's upload stops the run, this says so."""
+        try:
+            yield
+        except UploadError as error:
+            if self.attack is None or not self.attack.lies(error.client):
+                raise
+            raise self.attack.stopped(str(error).partition(";")[0]) from error
 
 
 def public_words(seed: int, t: int, clients: int) -> np.ndarray:

@@ -4,14 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import TrainingError
+from sparing.core.protocols import Local
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.task.dataset import prepared
-from sparing.task.evaluate import BATCH, frozen_copy
+from sparing.task.evaluate import BATCH, device_of, frozen_copy
 from sparing.task.loop import gradients
 from sparing.task.losses import Loss, each
 from sparing.task.still import own_rng
-from sparing.task.working import check_names, gathered, load
+from sparing.task.working import check_names, gathered, load, trained, working_copy
 
 
 def gradient(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, static: bool = False) -> Tree:
@@ -43,3 +44,26 @@ def gradient(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, sta
         if not bool(g.isfinite().all()):
             raise TrainingError(f"the gradient of {name!r} on the probe set is not finite; lower the learning rates")
     return found
+
+
+def reaches(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, local: Local) -> bool:
+    """Whether a gradient of the loss on these samples comes to any parameter that local training moves.
+
+    >>> x, y, tree = torch.ones(2, 2), torch.zeros(2), {"weight": torch.zeros(1, 1, 2)}
+    >>> losses = [lambda out, y: out[:, 0] - y, lambda out, y: (out[:, 0] > y).float()]
+    >>> [reaches(nn.Linear(2, 1, bias=False), loss, tree, x, y, Local()) for loss in losses]
+    [True, False]
+    """
+    work = working_copy(model, device_of(tree), stacked=False, static=local.buffers == "static")
+    names = {name for phase in (*local.phases, *local.second) for name in trained(work, phase)}
+    if not names:
+        return True
+    with torch.enable_grad(), own_rng(work.device), intra_op(1):
+        load(work, tree, 0)
+        work.step.begin(0 if work.device.type == "cpu" else torch.tensor(0, device=work.device))
+        output = work.module(prepared(gathered(x, torch.arange(len(x), device=x.device), work)))
+        total = each(loss, output, y.to(work.device)).sum()
+        if not total.requires_grad:
+            return False
+        found = torch.autograd.grad(total, [work.state[name] for name in names], allow_unused=True)
+    return any(grad is not None for grad in found)

@@ -21,7 +21,7 @@ from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
 from sparing.task.keyed import drop_keys
-from sparing.task.losses import Loss, each
+from sparing.task.losses import Loss, each, in_float32
 from sparing.task.optim import Aside, factor_pairs, fresh, keep, kept, rows_of, update
 from sparing.task.outer import descend, hold, ready
 from sparing.task.precision import halved
@@ -137,7 +137,9 @@ def train_phase(
             samples = augmented(samples[None], views[:, t], job.data.augment)[0]
         with halved(job.half):
             output = work.module(samples)
-        loss = each(job.loss, output.float() if job.half else output, y.index_select(0, batch).to(job.device)).mean()
+        loss = each(
+            job.loss, in_float32(output) if job.half else output, y.index_select(0, batch).to(job.device)
+        ).mean()
         value = float(loss.detach())
         if not math.isfinite(value):
             raise diverged(value, job.ids[k], job.ctx.round, number, t, phase)
@@ -155,7 +157,8 @@ def gradients(loss: Tensor, params: list[Tensor]) -> list[Tensor]:
     """Zeros for a parameter that the loss does not depend on."""
     if not params or not loss.requires_grad:
         return [torch.zeros_like(p) for p in params]
-    return list(torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True))
+    found = torch.autograd.grad(loss, params, allow_unused=True, materialize_grads=True)
+    return [g.to_dense() if g.is_sparse else g for g in found]
 
 
 def diverged(value: float, client: int, round: int, phase: int, step: int, at: Phase) -> TrainingError:

@@ -1,14 +1,17 @@
 """Losses and accuracy per sample: `(output, y) -> [B]`."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from sparing.core.errors import ConfigError, DataError
 
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Tensor], Tensor]
+"""What the model gives, mostly a tensor, and the targets, to one number per sample."""
 
 
 def default_loss(y: Tensor) -> Loss:
@@ -16,15 +19,28 @@ def default_loss(y: Tensor) -> Loss:
     return squared_error if y.is_floating_point() else cross_entropy
 
 
-def each(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+def each(loss: Loss, output: Any, y: Tensor) -> Tensor:
     """The loss of each sample, refused where it is not `[B]`: a mean would hide padding and weigh batches wrongly."""
+    if not isinstance(output, Tensor) and loss in (cross_entropy, squared_error):
+        raise ConfigError(
+            f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give Task "
+            "a loss of (output, y) that takes it apart, or a model that gives one tensor"
+        )
     value = loss(output, y)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        seen = f"{value.dtype} numbers" if isinstance(value, Tensor) else f"something of type {type(value).__name__}"
+        raise ConfigError(f"the loss gives {seen}: let it give a tensor of floats, one per sample")
     if value.shape != y.shape[:1]:
         raise ConfigError(
             f"the loss gives shape {tuple(value.shape)} for {y.shape[0]} samples: let it give one number per sample, "
             "as torch's losses do with reduction='none'"
         )
     return value
+
+
+def in_float32(output: Any) -> Any:
+    """What a model gives in half precision, as losses take it; a tuple or dict of tensors stays one."""
+    return tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, output)
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
@@ -50,7 +66,8 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
     """Mean over each sample's values; an output `[B, 1]` fits targets `[B]`."""
     if output.numel() != y.numel():
         raise DataError(
-            f"the model gives {tuple(output.shape)} for targets {tuple(y.shape)}: give it the targets' shape"
+            f"the model gives {tuple(output.shape)} for float targets {tuple(y.shape)}: give it the targets' shape, or "
+            "give classes as whole numbers"
         )
     return (output.reshape(y.shape) - y).square().reshape(y.shape[0], -1).mean(1)
 

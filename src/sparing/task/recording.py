@@ -19,7 +19,7 @@ from sparing.core.tree import Grown, Tree, column
 from sparing.task.augment import augmented
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
-from sparing.task.losses import Loss, cross_entropy, each
+from sparing.task.losses import Loss, cross_entropy, each, in_float32
 from sparing.task.optim import Beside, Memory, factor_pairs, fresh, is_plain, update
 from sparing.task.schedule import Plan
 from sparing.task.stacked import refuse_unstackable
@@ -255,9 +255,10 @@ class Recording:
                 rank = list(self.shapes.values())[b][0]
                 x, y, move = (x[b].view(self.k, rank, -1) for x in (flat, near, moves))
                 step_together(flat[a].view(self.k, -1, rank), x, y, move, self.phase.lr, self.phase.frobenius)
-            rest = self.flat[sum(sizes[:long]) :].add_(torch.cat(moves[long:]), alpha=-self.phase.lr)
-            if self.near is not self.flat:
-                self.near[-len(rest) :].copy_(rest)
+            if moves[long:]:  # else weights of dense layers are all that is trained
+                rest = self.flat[sum(sizes[:long]) :].add_(torch.cat(moves[long:]), alpha=-self.phase.lr)
+                if self.near is not self.flat:
+                    self.near[-len(rest) :].copy_(rest)
             return
         rows = list(self.rows(self.flat).values())
         moves = [grads[name].float() for name in self.shapes]
@@ -315,12 +316,12 @@ class Recording:
         work.step.begin(None)
         return grads, moves, values, saw, changed
 
-    def losses(self, output: Tensor, y: Tensor) -> Tensor:
+    def losses(self, output: Any, y: Tensor) -> Tensor:
         from sparing.task.gpu.entropy import Entropy
 
-        if self.loss is cross_entropy and y.ndim == 1 and output.ndim == 2:
+        if self.loss is cross_entropy and y.ndim == 1 and isinstance(output, Tensor) and output.ndim == 2:
             return Entropy.apply(output, y)  # type: ignore[return-value]
-        return each(self.loss, output.float(), y)
+        return each(self.loss, in_float32(output), y)
 
 
 def bring(into: Tensor, x: Tensor) -> None:

@@ -56,14 +56,14 @@ class Frame(NamedTuple):
 
 def plan_of(data: Clients, phase: Phase, number: int, ctx: Ctx, device: torch.device) -> Plan:
     """The same batches as `batches` gives each client; `order` and `counts` stay on the CPU."""
-    plan = planned(data, phase, number, ctx)
+    plan = planned(data, phase, number, ctx, longest=int(data.count[ctx.here[0]].max()))
     places, keys = carried(plan.places, data.x.device), carried(plan.keys, device)
     views = carried(plan.views, device) if data.augment else keys
     return plan._replace(places=places, real=carried(plan.real, device), keys=keys, views=views)
 
 
-def planned(data: Clients, phase: Phase, number: int, ctx: Ctx) -> Plan:
-    """The same, before anything is brought to a device.
+def planned(data: Clients, phase: Phase, number: int, ctx: Ctx, longest: int) -> Plan:
+    """The same, before anything is brought to a device. A batch has room for the `longest` client, not for more.
 
     What Python needs to know follows from the clients' counts, on the CPU; so does nearly all else, but many samples
     are shuffled where they are. Nothing waits for a device, where the CPU knows who is in ctx.
@@ -71,7 +71,7 @@ def planned(data: Clients, phase: Phase, number: int, ctx: Ctx) -> Plan:
     who = ctx.here[0].numpy()
     counts = tuple(data.count.numpy()[who].tolist())
     framed = known_frame if sum(counts) * phase.epochs <= SMALL and phase.steps is None else frame_of
-    frame = framed(counts, phase.batch, phase.epochs, phase.steps)
+    frame = framed(counts, min(phase.batch, longest), phase.epochs, phase.steps)
     tags = [f"shuffle/{number}/{epoch}" for epoch in range(frame.epochs)]
     words = few_keys(ctx, *tags, f"dropout/{number}", f"augment/{number}")
     shuffles, (drops, views) = words.reshape(-1)[frame.drawn], words[-2:]

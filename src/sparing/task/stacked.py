@@ -117,9 +117,9 @@ def say_loop(run: Callable[[], Any]) -> Any:
     """Torch's refusal to stack, in words that help."""
     try:
         return run()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
-        if "vmap" not in str(error):
-            raise
         if "randomness" not in str(error):
             reason = str(error).splitlines()[0]
             raise ConfigError(

@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import ConfigError, DataError
-from sparing.task.clients import Clients, Pair, check_samples
+from sparing.core.errors import ConfigError, DataError, SparingError
+from sparing.task.clients import Clients, Pair, check_filled, check_samples, check_scale, check_values, named
 from sparing.task.losses import Loss, default_loss
 
 __all__ = ["Clients", "Task"]
@@ -52,47 +53,59 @@ class Task:
         name: str = "task",
         held_out: Sequence[int] = (),
         test_all: Pair | None = None,
-        validation: Clients | None = None,
+        validation: Sequence[Pair] | Clients | None = None,
         probe: Pair | None = None,
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
         self.model, self.name = model, name
-        self.train = train if isinstance(train, Clients) else Clients.of(train)
-        check_samples(self.train, "train", labels=loss is None)
+        labels = loss is None
+        self.train = checked(named("train", train), "train", labels)
         check_filled(self.train, "train")
-        self.test, self.test_all = tests(test)
-        if self.test is not None and len(self.test) != len(self.train):
-            raise DataError(
-                f"test has {len(self.test)} clients but train has {len(self.train)}: give one test set per client, "
-                "or a single (x, y) for everybody"
-            )
-        if self.test_all is not None:
-            check_samples(self.test or Clients.of([self.test_all]), "test", labels=loss is None)
+        self.test, self.test_all = tests(test, labels)
+        if test_all is not None:
+            self.test_all = one_set(test_all, "test_all", labels)
+        self.validation = None if validation is None else checked(named("validation", validation), "validation", labels)
+        self.probe = None if probe is None else one_set(probe, "probe", labels)
+        for what, clients in (("test", self.test), ("validation", self.validation)):
+            if clients is not None and len(clients) != len(self.train):
+                raise DataError(
+                    f"{what} has {len(clients)} clients but train has {len(self.train)}: give one {what} set per client"
+                    + (", or a single (x, y) for everybody" if what == "test" else "")
+                )
+        for what, x in self.others():
+            check_scale(self.train.x, x, what)
         self.loss = loss or default_loss(self.train.y)
         self.held_out = checked_ids(held_out, len(self.train))
         self.samples = int(self.train.count.sum()) - int(self.train.count[self.held_out].sum())
-        self.validation = validation
-        if test_all is not None:
-            self.test_all = Clients.of([test_all]).client(0)
-        self.probe = None
-        if probe is not None:
-            held = Clients.of([probe])
-            check_samples(held, "probe", labels=loss is None)
-            check_filled(held, "probe")
-            self.probe = held.client(0)
 
     def __len__(self) -> int:
         """How many clients there are."""
         return len(self.train)
 
+    def others(self) -> list[tuple[str, Tensor]]:
+        """The samples that nobody trains on, by the name of their set."""
+        sets = [("test", self.test), ("validation", self.validation)]
+        found = [(what, clients.x) for what, clients in sets if clients is not None]
+        alone = [("test" if self.test is None else "test_all", self.test_all), ("probe", self.probe)]
+        return found + [(what, pair[0]) for what, pair in alone if pair is not None]
+
     def build(self, seed: int = 0) -> nn.Module:
         """A fresh model at its starting weights. The seed matters where `model` is a function; no global RNG moves."""
         if isinstance(self.model, nn.Module):
-            return copy.deepcopy(self.model)
+            return copied(self.model)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            model = self.model()
+            try:
+                model = self.model()
+            except SparingError:
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise ConfigError(
+                    f"the function given as model failed ({said}): let it build the network on the CPU, without "
+                    "arguments; the study's device says where it trains"
+                ) from error
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the function given as model returned {model!r}; it must return an nn.Module")
         return model
@@ -124,19 +137,45 @@ class Task:
         return moved
 
 
+def copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"the model ({type(model).__name__}) cannot be copied ({said}): copy.deepcopy must be able to"
+        ) from error
+
+
 def checked_ids(ids: Sequence[int], clients: int) -> Tensor:
-    out = torch.tensor(sorted(set(ids)), dtype=torch.int64)
+    for i in ids:
+        if not isinstance(i, int | np.integer):
+            raise ConfigError(f"held_out names {i!r}, which is no client: give whole numbers from 0 to {clients - 1}")
+    out = torch.tensor(sorted({int(i) for i in ids}), dtype=torch.int64)
     if len(out) and (int(out[0]) < 0 or int(out[-1]) >= clients):
-        raise ConfigError(f"held_out names client {int(out[-1])}; there are clients 0 to {clients - 1}")
+        odd = int(out[0]) if int(out[0]) < 0 else int(out[-1])
+        raise ConfigError(f"held_out names client {odd}; there are clients 0 to {clients - 1}")
     if len(out) >= clients:
         raise ConfigError(f"held_out leaves nobody to train: all {clients} clients are in it; name fewer")
     return out
 
 
-def check_filled(data: Clients, what: str) -> None:
-    empty = (data.count < 1).nonzero().flatten()
-    if len(empty):
-        raise DataError(f"{what}: client {int(empty[0])} has no samples (0 of them): leave it out or give it some")
+def checked(data: Clients, what: str, labels: bool) -> Clients:
+    check_samples(data, what, labels)
+    return data
+
+
+def one_set(pair: Pair, what: str, labels: bool) -> tuple[Tensor, Tensor]:
+    """One (x, y) that is no client's."""
+    try:
+        held = Clients.of([pair])
+    except DataError as error:
+        raise DataError(str(error).replace("client 0", what, 1)) from None
+    if not len(held.x):
+        raise DataError(f"{what} has no samples (0 of them): leave it out or give it some")
+    nobody = held.count[:0]
+    check_values(replace(held, start=nobody, count=nobody), what, labels)
+    return held.x, held.y
 
 
 def is_pair(test: Any) -> bool:
@@ -146,12 +185,11 @@ def is_pair(test: Any) -> bool:
     return isinstance(test[0], Tensor | np.ndarray) or (isinstance(test, tuple) and not isinstance(test[0], tuple))
 
 
-def tests(test: Any) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
+def tests(test: Any, labels: bool) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
     """The per-client test sets and the global one."""
     if test is None:
         return None, None
     if is_pair(test):
-        everybody = Clients.of([(test[0], test[1])])
-        return None, (everybody.x, everybody.y)
-    clients = test if isinstance(test, Clients) else Clients.of(test)
+        return None, one_set((test[0], test[1]), "test", labels)
+    clients = checked(named("test", test), "test", labels)
     return clients, (clients.x, clients.y)

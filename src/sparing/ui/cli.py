@@ -1,6 +1,7 @@
 """The command line, put together from `sparing.ui.commands`.
 
-A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says how to go on; a bug shows its traceback.
+A mistake of the user's ends in one line on stderr and exit code 2; Ctrl-C says how to go on (exit code 130); a bug
+shows its traceback.
 """
 
 import sys
@@ -15,6 +16,7 @@ import sparing
 from sparing.core.errors import SparingError
 from sparing.ui.commands import report, results, sweeping, telling, training
 from sparing.ui.commands.common import complain
+from sparing.ui.interrupt import INTERRUPT
 
 
 class Polite(TyperGroup):
@@ -30,8 +32,7 @@ class Polite(TyperGroup):
             complain(f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error}); check it")
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            complain("stopped")
-            raise typer.Exit(130) from None
+            raise INTERRUPT.stopped() from None
 
 
 app = typer.Typer(
@@ -102,4 +103,5 @@ def warn(message: Warning | str, category: type[Warning], filename: str, *rest: 
 
 def main() -> None:
     warnings.showwarning = warn
+    INTERRUPT.listen()
     app()

@@ -16,8 +16,9 @@ from sparing.run.sweeping import train_winner
 from sparing.run.workers import default_jobs
 from sparing.ui import sweep as shown
 from sparing.ui.bench import show_speeds
-from sparing.ui.commands.common import AsJson, StudyItems, complain, print_json
+from sparing.ui.commands.common import AsJson, StudyItems, print_json
 from sparing.ui.folders import split_items
+from sparing.ui.interrupt import INTERRUPT
 
 
 def sweep(
@@ -43,17 +44,14 @@ def sweep(
     folder = out or Path("sweeps") / Path(path).stem
     at_once = jobs or default_jobs([study_for(plan, {}, plan.seeds[0])])
     console, winner = Console(), None
-    try:
-        with shown.overview(console, as_json) as tell:
-            trials = do_sweep(plan, folder, at_once, tell)
-            if final:
-                winner = train_winner(plan, folder, trials, at_once, tell)
-    except KeyboardInterrupt:
-        said = {"--out": out, "--jobs": jobs}
-        words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
-        words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
-        complain(f"stopped; what was done is kept, go on with: {shlex.join(words)}")
-        raise typer.Exit(130) from None
+    said = {"--out": out, "--jobs": jobs}
+    words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
+    advice = f"what was done is kept, go on with: {shlex.join(words)}"
+    with INTERRUPT.advising(lambda: advice), shown.overview(console, as_json) as tell:
+        trials = do_sweep(plan, folder, at_once, tell)
+        if final:
+            winner = train_winner(plan, folder, trials, at_once, tell)
     if as_json:
         print_json(shown.as_json(plan, trials, winner, str(folder)))
     else:

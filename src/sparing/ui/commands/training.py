@@ -21,6 +21,7 @@ from sparing.ui import demo as demonstration
 from sparing.ui import new as template
 from sparing.ui.commands.common import AsJson, StudyItems, Verbose, complain, mention_secrets, print_json
 from sparing.ui.folders import earlier_rounds, free_folder, split_items, study_of, where_it_stands
+from sparing.ui.interrupt import INTERRUPT
 from sparing.ui.live import Progress, watching
 from sparing.ui.pfllib import asked
 from sparing.ui.text import method_name, print_result
@@ -155,15 +156,11 @@ def continued(folder: Path) -> Going:
 def watched(going: Going, quiet: bool, track: Sequence[str] = ()) -> Result:
     """Run to the end under the eyes of the user, and of the trackers named."""
     folder, progress, go = going
-    try:
-        with tracking(track, folder) as tell:
-            if quiet:
-                return go((tell,))
-            with watching(progress, Console()) as logger:
-                return go((logger, tell))
-    except KeyboardInterrupt:
-        complain(f"stopped; {where_it_stands(folder, progress.rounds)}")
-        raise typer.Exit(130) from None
+    with INTERRUPT.advising(lambda: where_it_stands(folder, progress.rounds)), tracking(track, folder) as tell:
+        if quiet:
+            return go((tell,))
+        with watching(progress, Console()) as logger:
+            return go((logger, tell))
 
 
 def finish(going: Going, as_json: bool, track: Sequence[str]) -> None:

@@ -1,0 +1,106 @@
+"""Arrays as people bring them, as tensors to train on."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparing.core.errors import DataError
+
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.bool)
+NUMBERS = "give an array of floats or integers"
+
+
+def tensor(values: Any, what: str = "the array", pixels: bool = False) -> Tensor:
+    """Numbers as torch trains on them: tensors keep their float type, other floats become float32, integers int64.
+
+    `what` names them in a refusal. `pixels`: uint8 stays, to be made floats batch by batch.
+
+    >>> tensor([[0.5], [1.5]]).dtype, tensor([True, False])
+    (torch.float32, tensor([1, 0]))
+    """
+    if isinstance(values, list | tuple) and values and all(isinstance(x, Tensor) for x in values):
+        values = stacked(values, what)
+    x = values.detach() if isinstance(values, Tensor) else from_array(values, what)
+    refuse_unusual(x, what)
+    if x.dtype in FLOATS:
+        return x
+    if x.dtype == torch.uint64:
+        refuse_large(x, what)
+    return x if pixels and x.dtype == torch.uint8 else x.long()
+
+
+def stacked(values: Any, what: str) -> Tensor:
+    try:
+        return torch.stack([x.detach() for x in values])
+    except RuntimeError as error:
+        raise unlike(what, error) from None
+
+
+def from_array(values: Any, what: str) -> Tensor:
+    """Whatever NumPy reads, in numbers that torch has."""
+    if hasattr(values, "toarray"):
+        raise DataError(f"{what} is sparse ({type(values).__name__}): give it dense, as its toarray() does")
+    if np.ma.is_masked(values):
+        raise DataError(f"{what} is a masked array, and masked values are no numbers: fill them, as filled(0) does")
+    try:
+        array = np.array(values)  # a copy: torch warns about arrays it may not write to
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise unlike(what, error) from None
+    if array.dtype.kind not in "biufc":
+        raise DataError(f"{what} holds {contents(array)}, which torch has no number for: {NUMBERS}")
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64 if array.dtype.itemsize > 8 else array.dtype.newbyteorder("="), copy=False)
+        return torch.from_numpy(array).float()
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def contents(array: np.ndarray) -> str:
+    """
+    >>> contents(np.array(["cat", "dog"])), contents(np.array([1, None]))
+    ("'cat' (str)", 'None (NoneType)')
+    """
+    if array.dtype.kind == "O":
+        odd = [x for x in array.flat if not isinstance(x, int | float)] or list(array.flat[:1])
+        value = odd[0]
+    else:
+        value = array.flat[0].item() if array.size and array.dtype.kind != "V" else array.dtype
+    said = repr(value)
+    return f"{said if len(said) <= 40 else said[:37] + '...'} ({type(value).__name__})"
+
+
+def unlike(what: str, error: Exception) -> DataError:
+    said = str(error).strip().splitlines()[0].rstrip(".")
+    return DataError(f"{what} is no array of equally long rows ({said}): cut or pad its samples to one shape")
+
+
+def refuse_unusual(x: Tensor, what: str) -> None:
+    """Tensors that hold no plain real numbers."""
+    fix = None
+    if x.is_nested:
+        fix = "is a nested tensor: pad its samples to one shape"
+    elif x.layout != torch.strided:
+        fix = f"is sparse ({str(x.layout).removeprefix('torch.')}): give it dense, as its to_dense() does"
+    elif x.is_meta:
+        fix = "is on the meta device, where there are no values: give it on the CPU"
+    elif x.is_quantized:
+        fix = f"is quantised ({kind(x)}): give it in floats, as its dequantize() does"
+    elif x.is_complex():
+        fix = (
+            f"is of type {kind(x)}, and complex numbers are not trained on: give real and imaginary parts as real ones"
+        )
+    elif x.dtype not in (*FLOATS, *INTEGERS, torch.uint64):
+        fix = f"is of type {kind(x)}: give it as float32"
+    if fix is not None:
+        raise DataError(f"{what} {fix}")
+
+
+def refuse_large(x: Tensor, what: str) -> None:
+    if bool((x.view(torch.int64) < 0).any()):
+        raise DataError(f"{what} holds whole numbers from 2^63 on, which int64 has not: {NUMBERS} below that")
+
+
+def kind(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
