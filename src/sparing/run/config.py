@@ -249,8 +249,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no study file {str(path)!r}; check the path, or leave it out to use the defaults")
     try:
-        values = yaml.load(path.read_text(), Loader=Strict)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        values = plain_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError) as error:
         text = " ".join(str(error).split()).replace('in "<unicode string>", ', "")
         raise ConfigError(f"{path} is not valid YAML: {text}") from None
     if values is None:
@@ -258,6 +258,27 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__}; a study is a mapping such as 'rounds: 20'")
     return values
+
+
+MOST_VALUES = 1_000_000
+DEEPEST = 50
+
+
+def plain_yaml(text: str) -> Any:
+    """What a YAML text holds; YAMLError where aliases make more of it than was written, or values hold themselves."""
+    try:
+        held = yaml.load(text, Loader=Strict)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    count, inner = 0, [(held, 0)]
+    while inner:
+        value, depth = inner.pop()
+        count += 1
+        if count > MOST_VALUES or depth > DEEPEST:
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values or nests them more than {DEEPEST} deep")
+        if isinstance(value, dict | list | tuple | set):
+            inner += [(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value)]
+    return held
 
 
 def override(values: dict[str, Any], item: str) -> None:
@@ -273,8 +294,8 @@ def override(values: dict[str, Any], item: str) -> None:
             here[parent] = {"data": word} if isinstance(word, str) else {}
         here = here[parent]
     try:
-        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.load(text, Loader=Strict)
-    except yaml.YAMLError:
+        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else plain_yaml(text)
+    except (yaml.YAMLError, ValueError):
         raise ConfigError(f"the value in {item!r} is not valid YAML; quote it if it is text") from None
 
 
