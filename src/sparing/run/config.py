@@ -25,6 +25,7 @@ from pydantic import (
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase, nothing
 from sparing.recipes.budget import bytes_in
+from sparing.task.data.unpacking import brief
 from sparing.task.optim import velocities
 from sparing.task.options import named
 
@@ -213,7 +214,7 @@ def study_from(values: dict[str, Any], where: str = "study") -> Study:
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {sentence(error)}") from None
+        raise ConfigError(f"{where}: {brief(sentence(error), most=1000)}") from None
     if isinstance(study.sample, float) and study.sample > 1:
         raise ConfigError(f"{where}: sample is {study.sample}; a share lies between 0 and 1, a count is a whole number")
     return study
@@ -251,8 +252,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         values = plain_yaml(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, ValueError, OSError) as error:
-        text = " ".join(str(error).split()).replace('in "<unicode string>", ', "")
-        raise ConfigError(f"{path} is not valid YAML: {text}") from None
+        text = str(error).replace('in "<unicode string>", ', "")
+        raise ConfigError(f"{path} is not valid YAML: {brief(text, most=400)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):

@@ -163,7 +163,7 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
         raise DataError(f"{path} names client {Counter(ids).most_common(1)[0][0]} twice; keep one row")
     for name in names:
         if name not in DECLARED:
-            raise DataError(f"{path} has a column {name!r} that nothing reads; {nearest(name, DECLARED)}")
+            raise DataError(f"{path} has a column {brief(name)!r} that nothing reads; {nearest(brief(name), DECLARED)}")
         for row in rows:
             if not 0 < row[name] <= DECLARED[name]:
                 most = f"above 0 and at most {DECLARED[name]:g}" if DECLARED[name] < math.inf else "above 0"

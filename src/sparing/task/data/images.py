@@ -1,5 +1,7 @@
 """Pictures as uint8 arrays."""
 
+import io
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from sparing.core.errors import DataError
-from sparing.task.data.unpacking import reading
+from sparing.task.data.unpacking import brief, reading
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
@@ -20,11 +22,24 @@ MOST = 50_000_000
 def read_image(path: Path, side: int | None = None, gray: bool = False) -> np.ndarray:
     """A picture `[C, H, W]`, squeezed to side x side pixels where a side is given."""
     with reading(f"{path} is not a picture that Pillow can read"):
-        with path.open("rb") as file:
-            check_pixels(str(path), *webp_size(file.read(30)))
-        with Image.open(path, formats=FORMATS) as picture:
+        data = path.read_bytes()
+        check_pixels(str(path), *webp_size(data))
+        with opened(data, path) as picture:
             check_pixels(str(path), *picture.size)
             return pixels(picture, side, gray)
+
+
+def opened(data: bytes, path: Path) -> Image.Image:
+    """The picture before any pixel is decoded; of its size we judge ourselves, and more strictly than Pillow.
+
+    Pillow gets bytes and no file, since it reads as much as a picture asks for, and a file makes room for that first.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} is too large: {brief(error)}") from None
 
 
 def check_pixels(where: str, width: int, height: int) -> None:

@@ -59,7 +59,10 @@ def read_users(file: Path) -> list[tuple[str, Any, Any]]:
     problem = f"{file} is cut short or no json file of LEAF"
     held = read_json(file, problem)
     with reading(problem):
-        return [(str(name), held["user_data"][name]["x"], held["user_data"][name]["y"]) for name in held["users"]]
+        names = held["users"]
+        if not isinstance(names, list) or len(set(names)) < len(names):
+            raise ValueError("its users are no list of different names")
+        return [(str(name), held["user_data"][name]["x"], held["user_data"][name]["y"]) for name in names]
 
 
 @dataset("femnist")

@@ -49,7 +49,7 @@ def entries(header: bytes) -> dict[str, bytes]:
         found |= {name: value for name, value in match.groupdict().items() if value is not None}
         at = match.end()
     if not text.startswith(b"{") or text[at:].strip() != b"}" or len(found) != 3:
-        raise ValueError(f"its header is {brief(header)}")
+        raise ValueError(f"its header is {brief(header.decode('latin1'))}")
     return found
 
 

@@ -22,6 +22,7 @@ from sparing.core.errors import DataError
 
 ROOM = 32 << 20
 RATIO = 20
+PIECE = 1 << 20
 XZ_MEMORY = 128 << 20  # xz itself asks for up to 65 MiB to unpack
 
 BROKEN = (
@@ -96,13 +97,13 @@ def content(path: Path) -> bytes:
         packed = path.stat().st_size
         if path.suffix == ".xz":
             held = unpack_xz(path.read_bytes(), most(packed) + 1)
-        elif path.suffix in OPEN:
-            with OPEN[path.suffix](path, "rb") as file:
-                held = file.read(most(packed) + 1)
-        else:
+            check_room(str(path), len(held), packed)
+            return held
+        if path.suffix not in OPEN:
             return path.read_bytes()
-        check_room(str(path), len(held), packed)
-        return held
+        with OPEN[path.suffix](path, "rb") as file:
+            stream = Unpacked(file, path)
+            return b"".join(iter(lambda: stream.read(PIECE), b""))
 
 
 def unpack_xz(data: bytes, length: int) -> bytes:
@@ -116,7 +117,7 @@ def unpack_xz(data: bytes, length: int) -> bytes:
 class Unpacked:
     """A compressed file as a stream that ends in a DataError where it holds too much."""
 
-    def __init__(self, file: gzip.GzipFile, path: Path) -> None:
+    def __init__(self, file: gzip.GzipFile | bz2.BZ2File, path: Path) -> None:
         self.file, self.where, self.packed = file, str(path), path.stat().st_size
         self.held = 0
 

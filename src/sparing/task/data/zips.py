@@ -59,6 +59,8 @@ def members(archive: zipfile.ZipFile, path: Path, names: Sequence[str]) -> list[
 
 def member(path: Path, info: zipfile.ZipInfo) -> bytes:
     with path.open("rb") as file:
+        if info.header_offset + info.compress_size > path.stat().st_size:
+            raise zipfile.BadZipFile(f"{info.filename} is larger than the archive")
         file.seek(info.header_offset)
         head = file.read(HEAD)
         if len(head) < HEAD or head[:4] != b"PK\3\4":

@@ -63,12 +63,13 @@ def rows(where: str, lists: Any) -> Sequence[Any]:
 
 
 def numbers(where: str, client: int, one: Any) -> np.ndarray:
-    plain = isinstance(one, np.ndarray) or (isinstance(one, list | tuple) and all(type(n) is int for n in one))
+    whole = not isinstance(one, list | tuple) or all(isinstance(n, int | np.integer) for n in one)
     try:
-        array = np.asarray(one if plain else [[]])
-        array = array.astype(np.int64) if not array.size else array
+        array = np.asarray(one if whole else [[]])
     except (ValueError, OverflowError):
         array = np.empty((0, 0))
+    if array.ndim == 1 and not len(array):
+        return np.empty(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ConfigError(f"{where}: client {client} must have a list of whole numbers, seen {shortened(one)}")
     return np.sort(array.astype(np.int64))
