@@ -33,6 +33,7 @@ bench-parts: $(STAMP)           ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/corrupt.py
 	$(BIN)/python benchmarks/intrude.py
 	$(BIN)/python benchmarks/fuzz_wire.py --count 100000
+	$(BIN)/python benchmarks/fuzz_data.py --count 100000
 	$(BIN)/python benchmarks/decompose.py
 
 bench-bytes: $(STAMP)           ## real updates through every scheme, side by side

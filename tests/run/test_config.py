@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import yaml
 
@@ -95,3 +97,30 @@ def test_bad_overrides_are_refused(item):
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match=r"there is no study file 'nowhere.yaml'"):
         load_study("nowhere.yaml")
+
+
+LAUGHS = "a: &a [x, x]\n" + "".join(f"{c}: &{c} [{', '.join([f'*{b}'] * 9)}]\n" for b, c in pairwise("abcdefghij"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (LAUGHS, "is not valid YAML: it holds more than 1,000,000 values"),
+        ("task: &a {data: *a}", "is not valid YAML: it holds more than"),
+        ("[" * 10_000, "is not valid YAML: it is nested too deeply"),
+        ("rounds: 2001-99-99", "is not valid YAML: month must be in 1..12"),
+        ("rounds: 0b_", "is not valid YAML: invalid literal"),
+        ("rounds: {\ufeff", "is not valid YAML"),
+        ("fleet: {" + "a" * 900 + ": " + "9" * 9000 + "}", "is not valid YAML|unknown key 'fleet.aaa"),
+        ("rounds: !!python/object/apply:os.getcwd []", "is not valid YAML: could not determine a constructor"),
+    ],
+)
+def test_studies_made_to_do_harm(tmp_path, text, words):
+    path = tmp_path / "study.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=words) as error:
+        load_study(path)
+    assert str(error.value).isprintable()
+    assert len(str(error.value)) < 1500
+    with pytest.raises(ConfigError, match="is not valid YAML"):
+        load_study(None, ["rounds=2001-99-99"])

@@ -97,6 +97,51 @@ def test_bad_files_are_refused(tmp_path, reader, text, words):
         reader(path, 3)
 
 
+@pytest.mark.parametrize(
+    ("reader", "content", "words"),
+    [
+        (read_trace, b"client,from,to\n0,1.5,3\n", "client 0 has from 1.5; rounds are whole numbers"),
+        (read_trace, b"client,from,to\n0,1,2.5\n", "client 0 has to 2.5; rounds are whole numbers"),
+        (
+            read_trace,
+            b"client,from,to\n0,1,1e300\n",
+            r"client 0 has to 1e\+300; rounds are whole numbers, at most 9,007,",
+        ),
+        (read_trace, b"client,from,to\n0,1,\xe9\n", "is no CSV in UTF-8: save it as one .*0xe9"),
+        (read_trace, b"client,from,to\n0,1," + b"1" * 200_000, r"is no CSV in UTF-8: .*field larger than field limit"),
+        (read_trace, b"client,from,to,to\n0,1,2,3\n", "has two columns 'to'; keep one"),
+        (read_trace, b"client,from,to\n0,1,2,3\n", "line 2 holds something that is not a number"),
+        (
+            read_capacity,
+            b"client,up," + b"a" * 9999 + b"\n0,1,1\n1,1,1\n2,1,1\n",
+            "has a column 'aaa.*' that nothing reads",
+        ),
+        (read_capacity, b"client,up\n0,1\n1,1\n2,1\n1,1\n", "names client 1 twice; keep one row"),
+    ],
+)
+def test_bytes_that_no_table_has(tmp_path, reader, content, words):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as error:
+        reader(path, 3)
+    assert len(str(error.value)) < 500
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbfclient,from,to\r\n\r\n0,1,2\r\n")
+    assert read_trace(path, 2).present(2, 2).tolist() == [True, False]
+
+
+def test_a_long_trace_takes_no_more_than_a_short_one(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("client,from,to\n0,1,400000000\n1,3,3\n")
+    fleet = Fleet(trace=read_trace(path, 2))
+    assert sum(x.nbytes for x in fleet.trace) == 48
+    there = [fleet.present(0, t, 2).tolist() for t in (2, 3, 400_000_000, 400_000_003)]
+    assert there == [[True, False], [True, True], [True, False], [True, True]]
+
+
 def test_a_missing_file_is_named():
     with pytest.raises(DataError, match=r"there is no file 'nowhere.csv'"):
         read_trace("nowhere.csv", 3)

@@ -182,6 +182,28 @@ def test_lists_given_outright_and_from_files(tmp_path):
         assert part.left_out.tolist() == [6, 7, 8, 9, 10]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "does not hold index lists"),
+        ('{"train": [[' + "[" * 500 + "]" * 500 + "]]}", "client 0 must have a list of whole numbers"),
+        ('[["' + "a" * 9999 + '", "b"]]', "client 0 must have a list of whole numbers, seen"),
+        ("[[0, 1.5]]", "client 0 must have a list of whole numbers"),
+        ("[[0, 1000000000000000000000000000000]]", "client 0 must have a list of whole numbers"),
+        ("\ufeff[[0, 5, 2], [1, 3]]", None),
+    ],
+)
+def test_lists_of_other_things(tmp_path, text, words):
+    path = tmp_path / "lists.json"
+    path.write_text(text)
+    if words is None:
+        assert [one.tolist() for one in partition(toy(12), {"lists": str(path)}, None, seed=0, test=0).train] != []
+        return
+    with pytest.raises(ConfigError, match=words) as error:
+        partition(toy(12), {"lists": str(path)}, None, seed=0)
+    assert len(str(error.value)) < 500
+
+
 def test_lists_that_tell_train_from_test(tmp_path):
     told = {"train": [[0, 1], [2]], "test": [[3], [4, 5]]}
     np.savez(tmp_path / "told.npz", train_0=[0, 1], train_1=[2], test_0=[3], test_1=[4, 5])

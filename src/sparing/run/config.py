@@ -25,6 +25,7 @@ from pydantic import (
 from sparing.core.errors import ConfigError, nearest
 from sparing.core.protocols import Local, Phase, nothing
 from sparing.recipes.budget import bytes_in
+from sparing.task.data.unpacking import brief
 from sparing.task.optim import velocities
 from sparing.task.options import named
 
@@ -215,7 +216,7 @@ def study_from(values: dict[str, Any], where: str = "study") -> Study:
     try:
         study = Study.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {sentence(error)}") from None
+        raise ConfigError(f"{where}: {brief(sentence(error), most=1000)}") from None
     if isinstance(study.sample, float) and study.sample > 1:
         raise ConfigError(f"{where}: sample is {study.sample}; a share lies between 0 and 1, a count is a whole number")
     return study
@@ -251,15 +252,36 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"there is no study file {str(path)!r}; check the path, or leave it out to use the defaults")
     try:
-        values = yaml.load(path.read_text(), Loader=Strict)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        text = " ".join(str(error).split()).replace('in "<unicode string>", ', "")
-        raise ConfigError(f"{path} is not valid YAML: {text}") from None
+        values = plain_yaml(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError, OSError) as error:
+        text = str(error).replace('in "<unicode string>", ', "")
+        raise ConfigError(f"{path} is not valid YAML: {brief(text, most=400)}") from None
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds a {type(values).__name__}; a study is a mapping such as 'rounds: 20'")
     return values
+
+
+MOST_VALUES = 1_000_000
+DEEPEST = 50
+
+
+def plain_yaml(text: str) -> Any:
+    """What a YAML text holds; YAMLError where aliases make more of it than was written, or values hold themselves."""
+    try:
+        held = yaml.load(text, Loader=Strict)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    count, inner = 0, [(held, 0)]
+    while inner:
+        value, depth = inner.pop()
+        count += 1
+        if count > MOST_VALUES or depth > DEEPEST:
+            raise yaml.YAMLError(f"it holds more than {MOST_VALUES:,} values or nests them more than {DEEPEST} deep")
+        if isinstance(value, dict | list | tuple | set):
+            inner += [(one, depth + 1) for one in (value.values() if isinstance(value, dict) else value)]
+    return held
 
 
 def override(values: dict[str, Any], item: str) -> None:
@@ -275,8 +297,8 @@ def override(values: dict[str, Any], item: str) -> None:
             here[parent] = {"data": word} if isinstance(word, str) else {}
         here = here[parent]
     try:
-        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else yaml.load(text, Loader=Strict)
-    except yaml.YAMLError:
+        here[last] = float(text) if SCIENTIFIC.fullmatch(text) else plain_yaml(text)
+    except (yaml.YAMLError, ValueError):
         raise ConfigError(f"the value in {item!r} is not valid YAML; quote it if it is text") from None
 
 

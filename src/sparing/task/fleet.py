@@ -5,7 +5,9 @@ All of it is keyed: the same seed gives the same absences, whatever the engine a
 """
 
 import csv
+import io
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,13 +24,14 @@ from sparing.core.protocols import Local
 from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
 from sparing.task.clock import ready, room
+from sparing.task.data.unpacking import brief, reading
 
 
 class Fleet(NamedTuple):
     """`capacity` holds one number per client, `[N]`, for each thing its device declares (rank, up, down, speed)."""
 
     available: float = 1.0  # chance that a client can be reached in a round
-    trace: Tensor | None = None  # bool [rounds, N]: who can be reached; repeats when it is over
+    trace: "Trace | None" = None  # who can be reached when; repeats when it is over
     dropout: float = 0.0  # chance that a client vanishes after training, before its upload
     capacity: dict[str, Tensor] = {}  # noqa: RUF012
     held_out: Tensor | None = None  # ids that are never asked
@@ -55,7 +58,7 @@ class Fleet(NamedTuple):
         there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
         if self.held_out is not None:
             there[self.held_out] = False
-        return there if self.trace is None else there & self.trace[(t - 1) % len(self.trace)]
+        return there if self.trace is None else there & self.trace.present(t, clients)
 
     def cohort(self, seed: int, t: int, clients: int, count: int) -> Tensor:
         """`count` of the clients that can be reached in round t, or all of them if they are fewer: `[n]` ids in order.
@@ -122,21 +125,46 @@ def smallest(words: np.ndarray, count: int) -> np.ndarray:
     return np.flatnonzero(words < np.partition(words, count)[count])
 
 
-def read_trace(path: str | Path, clients: int) -> Tensor:
+class Trace(NamedTuple):
+    """Stretches of rounds, each `[n]` int64: `client` can be reached in rounds `first` to `last`, both included."""
+
+    client: Tensor
+    first: Tensor
+    last: Tensor
+
+    def present(self, t: int, clients: int) -> Tensor:
+        """Who can be reached in round t: bool `[N]`. After the last round of all, the first one follows.
+
+        >>> trace = Trace(torch.tensor([0, 1]), torch.tensor([1, 2]), torch.tensor([2, 3]))
+        >>> trace.present(1, 2).tolist(), trace.present(6, 2).tolist()
+        ([True, False], [False, True])
+        """
+        now = (t - 1) % int(self.last.max()) + 1
+        there = torch.zeros(clients, dtype=torch.bool)
+        there[self.client[(self.first <= now) & (now <= self.last)]] = True
+        return there
+
+
+def read_trace(path: str | Path, clients: int) -> Trace:
     """A CSV with the columns client, from, to: client can be reached in rounds from .. to, both included."""
     rows = read_rows(path, ("client", "from", "to"), clients)
-    last = int(max((row["to"] for row in rows), default=0))
-    if last < 1:
+    if not rows:
         raise DataError(f"{path} reaches nobody in any round; give at least one row client,from,to")
-    trace = torch.zeros(last, clients, dtype=torch.bool)
     for row in rows:
+        for name in ("from", "to"):
+            if row[name] != int(row[name]) or row[name] > LAST:
+                raise DataError(
+                    f"{path}: client {row['client']:g} has {name} {row[name]:g}; rounds are whole numbers, "
+                    f"at most {LAST:,}"
+                )
         if not 1 <= row["from"] <= row["to"]:
             raise DataError(
                 f"{path}: client {row['client']:g} is there from {row['from']:g} to {row['to']:g}; rounds count from 1"
             )
-        trace[int(row["from"]) - 1 : int(row["to"]), int(row["client"])] = True
-    return trace
+    return Trace(*(torch.tensor([int(row[name]) for row in rows]) for name in ("client", "from", "to")))
 
+
+LAST = 2**53  # up to which a float tells whole numbers apart
 
 DECLARED = {"rank": 1.0, "width": 1.0, "up": math.inf, "down": math.inf, "speed": math.inf}
 """What a device can declare, and the most it can be: rank and width are shares of the full model's; up and down are in
@@ -152,12 +180,11 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
         raise DataError(f"{path} says nothing of client {missing}; give one row for each of the {clients} clients")
     names = [name for name in rows[0] if name != "client"]
     ids = [int(row["client"]) for row in rows]
-    twice = next((i for k, i in enumerate(ids) if i in ids[:k]), None) if len(ids) > len(known) else None
-    if twice is not None:
-        raise DataError(f"{path} names client {twice} twice; keep one row")
+    if len(ids) > len(known):
+        raise DataError(f"{path} names client {Counter(ids).most_common(1)[0][0]} twice; keep one row")
     for name in names:
         if name not in DECLARED:
-            raise DataError(f"{path} has a column {name!r} that nothing reads; {nearest(name, DECLARED)}")
+            raise DataError(f"{path} has a column {brief(name)!r} that nothing reads; {nearest(brief(name), DECLARED)}")
         for row in rows:
             if not 0 < row[name] <= DECLARED[name]:
                 most = f"above 0 and at most {DECLARED[name]:g}" if DECLARED[name] < math.inf else "above 0"
@@ -169,19 +196,33 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
 def read_rows(path: str | Path, columns: tuple[str, ...], clients: int) -> list[dict[str, float]]:
     if not Path(path).is_file():
         raise DataError(f"there is no file {str(path)!r}; it should be a CSV with the columns {', '.join(columns)}")
-    with open(path, newline="") as file:
-        reader = csv.DictReader(file)
-        lacking = [name for name in columns if name not in (reader.fieldnames or ())]
-        if lacking:
-            raise DataError(f"{path} has no column {lacking[0]!r}; it needs {', '.join(columns)}")
+    with reading(f"{path} is no CSV in UTF-8: save it as one"):
+        table = list(numbered_lines(io.StringIO(Path(path).read_bytes().decode("utf-8-sig"), newline="")))
+    names = table[0][1] if table else []
+    lacking = [name for name in columns if name not in names]
+    if lacking:
+        raise DataError(f"{path} has no column {lacking[0]!r}; it needs {', '.join(columns)}")
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns {brief(twice)!r}; keep one")
+    rows = []
+    for line, values in table[1:]:
         try:
-            rows = [{name: number(value) for name, value in row.items()} for row in reader]
-        except (TypeError, ValueError):
-            raise DataError(f"{path}: line {reader.line_num} holds something that is not a number") from None
+            rows.append({name: number(value) for name, value in zip(names, values, strict=True)})
+        except ValueError:
+            raise DataError(f"{path}: line {line} holds something that is not a number") from None
     for row in rows:
         if row["client"] not in range(clients):
             raise DataError(f"{path} names client {row['client']:g}; there are clients 0 to {clients - 1}")
     return rows
+
+
+def numbered_lines(text: io.StringIO) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV that are not empty, split, and where each ends."""
+    reader = csv.reader(text)
+    for values in reader:
+        if values:
+            yield reader.line_num, values
 
 
 def number(text: str) -> float:

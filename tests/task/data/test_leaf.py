@@ -102,5 +102,5 @@ def test_bad_input(here, sentence):
 def test_truncated_xz(here):
     path = here / "shakespeare_roles.json.xz"
     path.write_bytes(lzma.compress(json.dumps({"a": [TEXT]}).encode())[:-20])
-    with pytest.raises(DataError, match=r"shakespeare_roles.json.xz is cut short or no json of speeches"):
+    with pytest.raises(DataError, match=r"shakespeare_roles.json.xz is cut short or damaged"):
         load("shakespeare")

@@ -1,6 +1,5 @@
 """Clients as npz files: anyone's, and PFLlib's."""
 
-import io
 import pickle
 import zipfile
 
@@ -11,7 +10,7 @@ from formats import random_images, write_pfllib
 
 from sparing.core.errors import DataError
 from sparing.task.data import load
-from sparing.task.data.safe import unpickle
+from sparing.task.data.pickles import unpickle
 
 
 def write_clients(folder, *clients):
@@ -106,7 +105,7 @@ def spoil(path, data):
 
 
 PFLLIB = {
-    "0.npz is not a pickle of plain arrays: it asks for builtins.print": lambda root: spoil(
+    r"0.npz is not a pickle of plain arrays \(it asks for builtins.print": lambda root: spoil(
         root / "train/0.npz", Evil()
     ),
     "0.npz holds no dict with x and y": lambda root: spoil(root / "train/0.npz", [1, 2]),
@@ -134,7 +133,7 @@ def test_bad_pfllib(here, sentence, capsys):
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_plain_pickles_of_any_age(protocol):
     held = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "y": [1, 2], "b": b"\xff\0", "n": np.int64(3)}
-    seen = unpickle(io.BytesIO(pickle.dumps(held, protocol)), "here")
+    seen = unpickle(pickle.dumps(held, protocol), "here")
     assert np.array_equal(seen["x"], held["x"])
     assert (seen["y"], seen["b"], seen["n"]) == ([1, 2], b"\xff\0", 3)
 

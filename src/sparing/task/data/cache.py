@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError
-from sparing.task.data.checks import sound
+from sparing.task.data.checks import fitting, sound
+from sparing.task.data.npy import mapped
 from sparing.task.data.places import Form, cache_folder, command, find
+from sparing.task.data.unpacking import BROKEN
 from sparing.task.dataset import Dataset
 
 FORMAT = 1  # raise it when a decoder changes what it gives, and every cache is made anew
@@ -67,17 +69,18 @@ def opened(place: Path) -> Dataset | None:
     """A kept dataset; None where there is none, or not a whole one."""
     try:
         about = json.loads((place / "about.json").read_text(encoding="utf-8"))
-        arrays = {name: mapped(place / file) for name, file in about["arrays"].items()}
-    except (OSError, ValueError, KeyError):
+        arrays = {str(name): tensor_on(place / file) for name, file in about["arrays"].items()}
+        groups = {name.removeprefix("group "): ids for name, ids in arrays.items() if name.startswith("group ")}
+        kept = Dataset(
+            about["name"], arrays["x"], arrays["y"], about["classes"], arrays.get("official"), groups, about["names"]
+        )
+        return fitting(kept)
+    except (DataError, *BROKEN):
         return None
-    groups = {name.removeprefix("group "): ids for name, ids in arrays.items() if name.startswith("group ")}
-    names = about["names"]
-    return Dataset(about["name"], arrays["x"], arrays["y"], about["classes"], arrays.get("official"), groups, names)
 
 
-def mapped(file: Path) -> Tensor:
-    """A tensor on the file's pages: they come into memory when touched. Writing to it never reaches the file."""
-    return torch.from_numpy(np.load(file, mmap_mode="c"))
+def tensor_on(file: Path) -> Tensor:
+    return torch.from_numpy(mapped(file))
 
 
 def keep(dataset: Dataset, place: Path, asked: str) -> Dataset | None:

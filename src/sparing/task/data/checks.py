@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError
+from sparing.task.data.unpacking import reading
 from sparing.task.dataset import Dataset
 
 
@@ -27,63 +28,133 @@ def pool(parts: Sequence[Part], classes: int | None = None) -> tuple[Tensor, Ten
     >>> x.shape, y.tolist()
     (torch.Size([2, 1, 4, 4]), [0, 1])
     """
-    parts = [Part(part.where, samples(part), labels(part)) for part in parts]
+    parts = [checked(part, classes) for part in parts]
     filled = [part for part in parts if len(part.x)] or parts[:1]
+    if not filled:
+        raise DataError("there are no samples: give some")
+    first = filled[0]
     for part in filled:
-        if len(part.x) != len(part.y):
-            raise DataError(f"{part.where} has {len(part.x)} samples but {len(part.y)} labels: each needs one")
-        in_range(part.y, classes, part.where)
-        if part.x.shape[1:] != filled[0].x.shape[1:]:
+        if part.x.shape[1:] != first.x.shape[1:]:
             raise DataError(
-                f"mixed shapes: {part.where} has {part.x.shape[1:]} but {filled[0].where} has "
-                f"{filled[0].x.shape[1:]}: bring all samples to one shape"
+                f"mixed shapes: {part.where} has {part.x.shape[1:]} but {first.where} has "
+                f"{first.x.shape[1:]}: bring all samples to one shape"
             )
-        if part.x.dtype != filled[0].x.dtype:
+        if held_as(part.x) != held_as(first.x):
             raise DataError(
-                f"mixed types: {part.where} has {part.x.dtype} but {filled[0].where} has {filled[0].x.dtype}: "
+                f"mixed types: {part.where} has {held_as(part.x)} but {first.where} has {held_as(first.x)}: "
                 "save all samples as one type"
             )
-    x, y = np.concatenate([part.x for part in filled]), np.concatenate([part.y for part in filled])
-    return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y)
+        if part.y.shape[1:] != first.y.shape[1:]:
+            raise DataError(
+                f"mixed labels: {part.where} has {part.y.shape[1:]} a sample but {first.where} has "
+                f"{first.y.shape[1:]}: bring all labels to one shape"
+            )
+    x, y = (joined([part.x for part in filled], held_as(first.x)), joined([part.y for part in filled], LABEL))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+LABEL = np.dtype(np.int64)
+WHOLE = 2.0**53  # up to which a float tells whole numbers apart
+
+
+def checked(part: Part, classes: int | None) -> Part:
+    """The part with its axes in place and its values in range, but of the types that it came with."""
+    part = Part(part.where, samples(part), labels(part))
+    if len(part.x) != len(part.y):
+        raise DataError(f"{part.where} has {len(part.x)} samples but {len(part.y)} labels: each needs one")
+    in_range(part.y, classes, part.where)
+    return part
+
+
+def joined(arrays: Sequence[np.ndarray], kind: np.dtype) -> np.ndarray:
+    """The arrays end to end as this type, each converted where it comes to stand."""
+    out = np.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), kind)
+    at = 0
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, which `sound` refuses
+        for array in arrays:
+            out[at : at + len(array)] = array
+            at += len(array)
+    return out
 
 
 def samples(part: Part) -> np.ndarray:
-    """uint8 images as `[n, C, H, W]`, floats as float32, other integers as int64."""
-    x = np.asarray(part.x)
+    """Numbers of shape `[n, ...]`, uint8 images as `[n, C, H, W]`."""
+    x = numbers(part.x, f"{part.where} has x")
+    if x.dtype.kind not in "fiub" or x.ndim < 2:
+        raise DataError(f"{part.where} has x of type {x.dtype} and shape {x.shape}: give numbers of shape [n, ...]")
+    if x.dtype == np.uint64 and x.size and x.max() > np.iinfo(np.int64).max:
+        raise DataError(f"{part.where} has x of {x.max()}, which is too large for int64: give smaller numbers")
     if x.dtype == np.uint8:
         if x.ndim == 3:
             return x[:, None]
         last = x.ndim == 4 and x.shape[-1] in (1, 3) and x.shape[1] not in (1, 3)
         return np.moveaxis(x, -1, 1) if last else x
-    if x.dtype.kind not in "fiub" or x.ndim < 2:
-        raise DataError(f"{part.where} has x of type {x.dtype} and shape {x.shape}: give numbers of shape [n, ...]")
-    return x.astype(np.int64 if x.dtype.kind in "iu" else np.float32, copy=False)
+    return x
+
+
+def held_as(x: np.ndarray) -> np.dtype:
+    """The type in which samples are held: uint8 images as they are, floats as float32, other integers as int64."""
+    if x.dtype == np.uint8:
+        return x.dtype
+    return np.dtype(np.int64 if x.dtype.kind in "iu" else np.float32)
 
 
 def labels(part: Part) -> np.ndarray:
-    """Labels as int64 `[n]`, or `[n, T]` for text; floats that are whole numbers will do."""
-    y = np.asarray(part.y)
+    """Labels `[n]`, or `[n, T]` for text; floats that are whole numbers will do."""
+    y = numbers(part.y, f"{part.where} has labels")
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
-    if y.dtype.kind not in "fiub" or y.ndim == 0 or (y.dtype.kind == "f" and not np.array_equal(y, np.rint(y))):
+    if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or (y.dtype.kind == "f" and not is_whole(y)):
         raise DataError(
             f"{part.where} has labels of type {y.dtype} that are no class numbers: give integers 0, 1, 2, ..."
         )
-    return y.astype(np.int64, copy=False)
+    return y
+
+
+def is_whole(y: np.ndarray) -> bool:
+    return bool(np.array_equal(y, np.rint(y)) and (np.abs(y) < WHOLE).all())
+
+
+def numbers(values: Any, what: str) -> np.ndarray:
+    """An array as it is; lists of numbers, however nested, as one."""
+    if isinstance(values, np.ndarray):
+        return values
+    inner = [[values]]
+    while inner:  # numpy would make room for the longest text as often as there are values
+        for one in inner.pop():
+            if isinstance(one, list | tuple):
+                inner.append(list(one))
+            elif not isinstance(one, int | float | np.ndarray | np.generic):
+                raise DataError(f"{what} of type {type(one).__name__}: give numbers")
+    with reading(f"{what} of mixed shapes: give numbers of one shape"):
+        return np.asarray(values)
+
+
+MOST_CLASSES = 1_000_000
 
 
 def sound(dataset: Dataset) -> Dataset:
     """The dataset itself, if it can be trained on."""
+    fitting(dataset)
+    if dataset.x.is_floating_point() and not bool(dataset.x.isfinite().all()):
+        at = int((~dataset.x.isfinite()).flatten(1).any(1).nonzero()[0])
+        raise DataError(f"{dataset.name}: sample {at} has a value that is not finite: remove or repair it")
+    return dataset
+
+
+def fitting(dataset: Dataset) -> Dataset:
+    """The dataset itself, if there is one of everything for each sample, and its labels are in range."""
     n = len(dataset.y)
     if not n:
         raise DataError(f"{dataset.name} holds no samples: give it some")
+    if not 1 <= dataset.classes <= MOST_CLASSES:
+        raise DataError(
+            f"{dataset.name} has {dataset.classes:,} classes; there may be {MOST_CLASSES:,}: number them 0, 1, 2, ..."
+        )
     sizes = {"x": dataset.x, **dataset.groups, **({} if dataset.official is None else {"official": dataset.official})}
     for what, values in sizes.items():
         if len(values) != n:
             raise DataError(f"{dataset.name} has {n} labels but {len(values)} entries of {what}: each sample needs one")
     in_range(dataset.y.numpy(), dataset.classes, dataset.name)
-    if dataset.x.is_floating_point() and not bool(dataset.x.isfinite().all()):
-        at = int((~dataset.x.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise DataError(f"{dataset.name}: sample {at} has a value that is not finite: remove or repair it")
     return dataset
 
 
@@ -91,29 +162,31 @@ def in_range(y: np.ndarray, classes: int | None, where: str) -> None:
     bad = np.argwhere((y < 0) | (y >= (np.inf if classes is None else classes)))
     if len(bad):
         end = "" if classes is None else f" to {classes - 1}"
-        seen = y[tuple(bad[0])]
+        seen = int(y[tuple(bad[0])])
         raise DataError(
             f"{where}: the label of sample {bad[0][0]} is {seen}, out of range: number the classes 0, 1, ...{end}"
         )
 
 
-def numbered(values: Any) -> tuple[Tensor, list[str]]:
+def numbered(values: Sequence[Any] | np.ndarray) -> tuple[Tensor, list[str]]:
     """Ids 0, 1, 2, ... for natural keys, in natural order, and what they mean.
 
     >>> numbered(["b10", "b9", "b10"])
     (tensor([1, 0, 1]), ['b9', 'b10'])
     """
-    keys, at = np.unique(np.asarray(values), return_inverse=True)
-    names = [str(key) for key in keys.tolist()]
-    order = sorted(range(len(names)), key=lambda i: natural(names[i]))
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    return torch.from_numpy(rank[at.reshape(-1)]), [names[i] for i in order]
+    keys = [str(key) for key in (values.tolist() if isinstance(values, np.ndarray) else values)]
+    names = sorted(sorted(set(keys)), key=natural)
+    rank = {name: i for i, name in enumerate(names)}
+    return torch.tensor([rank[key] for key in keys], dtype=torch.int64), names
+
+
+DIGITS = 400  # of a number in a name; longer ones count as text
 
 
 def natural(name: str) -> list[tuple[int, str]]:
     """A key that sorts 9 before 10."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() and len(part) < DIGITS else (-1, part) for part in parts]
 
 
 def halves(train: int, test: int) -> Tensor:

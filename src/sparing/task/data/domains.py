@@ -1,6 +1,6 @@
 """Digits from three sources, as three domains: MNIST, USPS and MNIST-M."""
 
-import pickle
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from sparing.core.errors import DataError
 from sparing.task.data.cache import cached
 from sparing.task.data.checks import Part, pool
 from sparing.task.data.idx import FILES, MNIST_FETCH, read_idx
-from sparing.task.data.images import alike
+from sparing.task.data.images import alike, check_images
+from sparing.task.data.npy import read_npz
 from sparing.task.data.places import Form, command, curl, find
 from sparing.task.data.registry import dataset
-from sparing.task.data.safe import read_npz
+from sparing.task.data.torch_files import read_torch_pair
+from sparing.task.data.unpacking import content, reading
 from sparing.task.dataset import Dataset
 
+MOST_LINES = 20_000  # of a file of USPS
 Halves = tuple[Part, Part]
 """The train and the test samples of one domain."""
 
@@ -39,7 +42,7 @@ def read_domains(found: Sequence[tuple[str, Form, list[Path]]], side: int, gray:
         try:
             for test, half in enumerate(form.read(paths)):
                 x, y = pool([half], 10)
-                parts.append(Part(half.where, alike(x.numpy(), side, gray), y.numpy()))
+                parts.append(Part(half.where, alike(check_images(x, half.where).numpy(), side, gray), y.numpy()))
                 domain += [i] * len(y)
                 official += [bool(test)] * len(y)
         except DataError as error:
@@ -62,6 +65,8 @@ def npz_halves(paths: list[Path]) -> Halves:
 def npz_marked(paths: list[Path]) -> Halves:
     """One npz file that marks its test samples."""
     x, y, is_test = read_npz(paths[0], "x", "y", "is_test")
+    if is_test.dtype.kind not in "biu" or is_test.ndim != 1 or not x.shape[:1] == y.shape[:1] == is_test.shape:
+        raise DataError(f"{paths[0]} has {is_test.shape} marks of {x.shape[:1]} samples: give one 0 or 1 for each")
     test = is_test.astype(bool)
     return Part(f"{paths[0]}, train", x[~test], y[~test]), Part(f"{paths[0]}, test", x[test], y[test])
 
@@ -74,25 +79,19 @@ def libsvm(paths: list[Path]) -> Halves:
 def svm(path: Path) -> Part:
     from sklearn.datasets import load_svmlight_file  # takes a second to import, so only here
 
-    try:
-        x, y = load_svmlight_file(str(path), n_features=256)[:2]
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path} is cut short or damaged ({error})") from None
-    images = np.rint((x.toarray().clip(-1, 1) + 1) * 127.5).astype(np.uint8)  # pyright: ignore
+    text = content(path)
+    lines = text.count(b"\n") + 1
+    if lines > MOST_LINES:
+        raise DataError(f"{path} has {lines:,} lines; USPS has 7,291")
+    with reading(f"{path} is cut short or damaged"):
+        x, y = load_svmlight_file(io.BytesIO(text), n_features=256)[:2]
+        images = np.rint((x.toarray().clip(-1, 1) + 1) * 127.5).astype(np.uint8)  # pyright: ignore
     return Part(str(path), images.reshape(-1, 16, 16), y - 1)
 
 
 def torch_files(paths: list[Path]) -> Halves:
     """MNIST-M as pairs of tensors, images and labels."""
-    return torch_pair(paths[0]), torch_pair(paths[1])
-
-
-def torch_pair(path: Path) -> Part:
-    try:
-        x, y = torch.load(path, map_location="cpu", weights_only=True)
-        return Part(str(path), x.numpy(), y.numpy())
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError, AttributeError, OSError) as error:
-        raise DataError(f"{path} is not a pair of tensors ({str(error).splitlines()[0]})") from None
+    return Part(str(paths[0]), *read_torch_pair(paths[0])), Part(str(paths[1]), *read_torch_pair(paths[1]))
 
 
 LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass"

@@ -51,7 +51,7 @@ def read_emnist(paths: list[Path], split: str, check: bool) -> Dataset:
     for path, x, y, wanted in ((paths[0], x_train, y_train, sizes[0]), (paths[2], x_test, y_test, sizes[1])):
         if check:
             count(str(path), len(x), wanted)
-        parts.append(Part(str(path), np.ascontiguousarray(x.swapaxes(1, 2)), y.astype(np.int64) - first))
+        parts.append(Part(str(path), x.swapaxes(1, 2), y.astype(np.int16) - first))
     pooled = pool(parts, len(meaning))
     return Dataset(
         f"emnist-{split}", *pooled, len(meaning), halves(len(x_train), len(x_test)), names={"class": [*meaning]}

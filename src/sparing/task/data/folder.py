@@ -8,10 +8,10 @@ import torch
 from sparing.core.errors import DataError
 from sparing.task.data.cache import cached, stored
 from sparing.task.data.checks import Part, natural, pool
-from sparing.task.data.images import ENDINGS, alike, read_image
+from sparing.task.data.images import ENDINGS, alike, check_images, read_image
+from sparing.task.data.npy import read_npz
 from sparing.task.data.places import Form, own_folder
 from sparing.task.data.registry import dataset
-from sparing.task.data.safe import read_npz
 from sparing.task.dataset import Dataset
 
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
@@ -45,12 +45,19 @@ def read_office_folders(paths: list[Path], side: int) -> Dataset:
 
 def read_office_npz(paths: list[Path], side: int) -> Dataset:
     x, y, domain, classes, domains = read_npz(paths[0], "x", "y", "domain", "classes", "domains")
+    for what, called in (("classes", classes), ("domains", domains)):
+        if called.dtype.kind != "U" or called.ndim != 1:
+            raise DataError(
+                f"{paths[0]} has {what} of type {called.dtype} and shape {called.shape}: give a list of names"
+            )
     images, labels = pool([Part(str(paths[0]), x, y)], len(classes))
-    ids = torch.from_numpy(domain.astype(np.int64))
-    if int(ids.max()) >= len(domains):
-        raise DataError(f"{paths[0]} has domain {int(ids.max())} but only {len(domains)} names")
+    if domain.dtype.kind not in "iu" or domain.shape != labels.shape:
+        raise DataError(f"{paths[0]} has domains of shape {domain.shape}: give one whole number for each sample")
+    if not 0 <= domain.min() <= domain.max() < len(domains):
+        raise DataError(f"{paths[0]} has domain {domain.max()} but only {len(domains)} names")
     names = {"class": classes.tolist(), "domain": domains.tolist()}
-    images = torch.from_numpy(alike(images.numpy(), side, gray=False))
+    images = torch.from_numpy(alike(check_images(images, str(paths[0])).numpy(), side, gray=False))
+    ids = torch.from_numpy(domain.astype(np.int64))
     return Dataset("office-caltech10", images, labels, len(classes), None, {"domain": ids}, names)
 
 

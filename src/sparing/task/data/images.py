@@ -1,24 +1,68 @@
 """Pictures as uint8 arrays."""
 
+import io
+import warnings
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from sparing.core.errors import DataError
+from sparing.task.data.unpacking import brief, reading
 
 ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
+"""What Pillow may take a file for, whatever its ending: of the others, some start another program."""
+MOST = 50_000_000
+"""Pixels of a picture: they take 600 MB while they are decoded."""
 
 
 def read_image(path: Path, side: int | None = None, gray: bool = False) -> np.ndarray:
     """A picture `[C, H, W]`, squeezed to side x side pixels where a side is given."""
-    try:
-        with Image.open(path) as picture:
+    with reading(f"{path} is not a picture that Pillow can read"):
+        data = path.read_bytes()
+        check_pixels(str(path), *webp_size(data))
+        with opened(data, path) as picture:
+            check_pixels(str(path), *picture.size)
             return pixels(picture, side, gray)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path} is not a picture that Pillow can read ({error})") from None
+
+
+def opened(data: bytes, path: Path) -> Image.Image:
+    """The picture before any pixel is decoded; of its size we judge ourselves, and more strictly than Pillow.
+
+    Pillow gets bytes and no file, since it reads as much as a picture asks for, and a file makes room for that first.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise DataError(f"{path} is too large: {brief(error)}") from None
+
+
+def check_pixels(where: str, width: int, height: int) -> None:
+    if width * height > MOST:
+        raise DataError(
+            f"{where} has {width:,} x {height:,} pixels; a picture may have {MOST:,}: make it smaller first"
+        )
+
+
+def webp_size(head: bytes) -> tuple[int, int]:
+    """Width and height of a WebP picture, for which Pillow makes room as soon as it opens it; 0 and 0 for any other.
+
+    >>> webp_size(b"RIFF....WEBPVP8X" + bytes(14))
+    (1, 1)
+    """
+    if head[:4] != b"RIFF" or head[8:12] != b"WEBP":
+        return 0, 0
+    if head[12:16] == b"VP8X":
+        return int.from_bytes(head[24:27], "little") + 1, int.from_bytes(head[27:30], "little") + 1
+    if head[12:16] == b"VP8L":
+        both = int.from_bytes(head[21:25], "little")
+        return (both & 0x3FFF) + 1, (both >> 14 & 0x3FFF) + 1
+    return int.from_bytes(head[26:28], "little") & 0x3FFF, int.from_bytes(head[28:30], "little") & 0x3FFF
 
 
 def pixels(picture: Image.Image, side: int | None = None, gray: bool = False) -> np.ndarray:
@@ -42,6 +86,21 @@ def read_mosaic(path: Path, side: int) -> np.ndarray:
         )
     tiles = x.reshape(3, x.shape[1] // side, side, x.shape[2] // side, side).transpose(1, 3, 0, 2, 4)
     return tiles.reshape(-1, 3, side, side)
+
+
+MOST_IMAGES = 100_000
+"""Images of one source that are brought to another size: MNIST has 60,000."""
+
+
+def check_images(x: torch.Tensor, where: str) -> torch.Tensor:
+    """The images themselves, if `alike` can work on them."""
+    if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[1] not in (1, 3):
+        raise DataError(
+            f"{where} has images of type {x.dtype} and shape {tuple(x.shape)}: give uint8 [n, 1 or 3, H, W]"
+        )
+    if len(x) > MOST_IMAGES:
+        raise DataError(f"{where} has {len(x):,} images; there may be {MOST_IMAGES:,}")
+    return x
 
 
 def alike(x: np.ndarray, side: int, gray: bool) -> np.ndarray:

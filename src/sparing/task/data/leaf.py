@@ -1,6 +1,5 @@
 """LEAF's json files, and FEMNIST in them: handwritten characters by writer."""
 
-import json
 import string
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ import torch
 
 from sparing.core.errors import DataError
 from sparing.task.data.cache import stored
-from sparing.task.data.checks import Part, natural, numbered, pool
+from sparing.task.data.checks import Part, natural, numbered, numbers, pool
 from sparing.task.data.places import Form
 from sparing.task.data.registry import dataset
+from sparing.task.data.unpacking import brief, read_json, reading
 from sparing.task.dataset import Dataset
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -45,17 +45,24 @@ def users(folders: list[Path]) -> Iterator[User]:
         if not files:
             raise DataError(f"{folder} holds no json file of LEAF")
         for file in files:
-            try:
-                held = json.loads(file.read_text(encoding="utf-8"))
-                found = [(name, held["user_data"][name]["x"], held["user_data"][name]["y"]) for name in held["users"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{file} is cut short or no json file of LEAF ({error})") from None
-            for name, x, y in found:
-                where = f"{file}, user {name},"
+            for name, x, y in read_users(file):
+                where = f"{file}, user {brief(name)},"
+                if not isinstance(x, list) or not isinstance(y, list):
+                    raise DataError(f"{where} has no lists x and y")
                 if len(x) != len(y):
                     raise DataError(f"{where} has {len(x)} samples but {len(y)} labels: each needs one")
-                if len(x):
+                if x:
                     yield User(name, x, y, folder.name == "test", where)
+
+
+def read_users(file: Path) -> list[tuple[str, Any, Any]]:
+    problem = f"{file} is cut short or no json file of LEAF"
+    held = read_json(file, problem)
+    with reading(problem):
+        names = held["users"]
+        if not isinstance(names, list) or len(set(names)) < len(names):
+            raise ValueError("its users are no list of different names")
+        return [(str(name), held["user_data"][name]["x"], held["user_data"][name]["y"]) for name in names]
 
 
 @dataset("femnist")
@@ -67,9 +74,11 @@ def femnist() -> Dataset:
 def read_femnist(paths: list[Path]) -> Dataset:
     parts, writers, official = [], [], []
     for user in users(paths):
-        parts.append(Part(user.where, characters(user), np.asarray(user.y)))
+        parts.append(Part(user.where, characters(user), numbers(user.y, f"{user.where} has labels")))
         writers += [user.name] * len(user.y)
         official += [user.test] * len(user.y)
+    if not parts:
+        raise DataError(f"{paths[0]} holds no samples")
     x, y = pool(parts, len(CHARACTERS))
     ids, names = numbered(writers)
     meaning = {"class": [*CHARACTERS], "writer": names}
@@ -78,10 +87,8 @@ def read_femnist(paths: list[Path]) -> Dataset:
 
 def characters(user: User) -> np.ndarray:
     """LEAF writes a character as 784 numbers in [0, 1]."""
-    try:
+    with reading(f"{user.where} has images of mixed shapes: each must be 784 numbers"):
         x = np.asarray(user.x, np.float32)
-    except ValueError:
-        raise DataError(f"{user.where} has images of mixed shapes: each must be 784 numbers") from None
     if x.ndim != 2 or x.shape[1] != 784 or not 0 <= x.min() <= x.max() <= 1:
         raise DataError(f"{user.where} has samples of shape {x.shape[1:]}: each must be 784 numbers between 0 and 1")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, 1, 28, 28)

@@ -9,9 +9,9 @@ import torch
 from sparing.core.errors import DataError
 from sparing.task.data.cache import cached
 from sparing.task.data.checks import Part, natural, pool
+from sparing.task.data.npy import read_npz
 from sparing.task.data.places import own_folder
 from sparing.task.data.registry import dataset
-from sparing.task.data.safe import read_npz
 from sparing.task.dataset import Dataset
 
 

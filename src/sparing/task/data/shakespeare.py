@@ -1,7 +1,5 @@
 """Shakespeare by speaking role: text as character numbers, to guess each next character."""
 
-import json
-import lzma
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from sparing.task.data.checks import numbered
 from sparing.task.data.leaf import FETCH, leaf_forms, users
 from sparing.task.data.places import Form
 from sparing.task.data.registry import dataset
+from sparing.task.data.unpacking import read_json, reading
 from sparing.task.dataset import Dataset
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -45,12 +44,10 @@ def tokens(text: str) -> np.ndarray:
 
 def read_speeches(paths: list[Path], length: int) -> Dataset:
     """A json object from role to its speeches, packed with xz."""
-    try:
-        with lzma.open(paths[0], "rt", encoding="utf-8") as file:
-            roles = json.load(file)
+    problem = f"{paths[0]} is cut short or no json of speeches by role"
+    roles = read_json(paths[0], problem)
+    with reading(problem):
         texts = {role: tokens("\n".join(speeches)) for role, speeches in roles.items()}
-    except (lzma.LZMAError, EOFError, OSError, ValueError, TypeError, AttributeError) as error:
-        raise DataError(f"{paths[0]} is cut short or no json of speeches by role ({error})") from None
     pieces = {role: cut(text, length) for role, text in texts.items() if len(text) > length}
     if not pieces:
         raise DataError(f"{paths[0]} has no role with more than {length} characters")
@@ -67,6 +64,8 @@ def cut(text: np.ndarray, length: int) -> np.ndarray:
 def read_pieces(paths: list[Path], length: int) -> Dataset:
     pieces, roles, official = [], [], []
     for user in users(paths):
+        if not all(isinstance(text, str) for text in (*user.x, *user.y)):
+            raise DataError(f"{user.where} has samples that are no text")
         texts = [x + y for x, y in zip(user.x, user.y, strict=True)]
         if any(len(text) != length + 1 for text in texts):
             odd = next(text for text in texts if len(text) != length + 1)
@@ -74,6 +73,8 @@ def read_pieces(paths: list[Path], length: int) -> Dataset:
         pieces.append(tokens("".join(texts)).reshape(-1, length + 1))
         roles += [user.name] * len(texts)
         official += [user.test] * len(texts)
+    if not pieces:
+        raise DataError(f"{paths[0]} holds no samples")
     return by_role(np.concatenate(pieces), roles, torch.tensor(official))
 
 

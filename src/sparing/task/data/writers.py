@@ -8,10 +8,11 @@ from sparing.core.errors import DataError
 from sparing.task.data.cache import stored
 from sparing.task.data.checks import Part, halves, numbered, pool
 from sparing.task.data.checksums import count, verify
-from sparing.task.data.idx import MNIST_FETCH, NAMES, content, idx, read_idx
+from sparing.task.data.idx import MNIST_FETCH, NAMES, idx, read_idx
+from sparing.task.data.npy import read_npz
 from sparing.task.data.places import Form, curl
 from sparing.task.data.registry import dataset
-from sparing.task.data.safe import read_npz
+from sparing.task.data.unpacking import content
 from sparing.task.dataset import Dataset
 
 LABELS = ("qmnist-train-labels-idx2-int", "qmnist-test-labels-idx2-int")
@@ -29,10 +30,12 @@ def read_qmnist(paths: list[Path], check: bool) -> Dataset:
     images, parts, writers = paths[:4], [], []
     for i, labels in enumerate(paths[4:]):
         data = [content(path) for path in images[2 * i : 2 * i + 2]]
-        x, y = (idx(held, str(path)) for held, path in zip(data, images[2 * i : 2 * i + 2], strict=True))
         if check:
             for j in (0, 1):
                 verify(f"mnist/{NAMES[2 * i + j]}", data[j], str(images[2 * i + j]))
+        x, y = (idx(held, str(path)) for held, path in zip(data, images[2 * i : 2 * i + 2], strict=True))
+        if len(x) != len(y):
+            raise DataError(f"{images[2 * i]} has {len(x):,} samples but {len(y):,} labels: each needs one")
         rows = read_idx(labels)
         if rows.ndim != 2 or rows.shape[1] <= WRITER or len(rows) < len(x):
             raise DataError(f"{labels} is wrong-sized: {rows.shape} labels for {len(x):,} images")
@@ -51,6 +54,11 @@ def read_writers_npz(paths: list[Path], check: bool) -> Dataset:
     parts, writers = [], []
     for half, wanted in (("train", 60_000), ("test", 10_000)):
         x, y, writer = read_npz(paths[0], f"x_{half}", f"y_{half}", f"writer_{half}")
+        if not x.shape[:1] == y.shape[:1] == writer.shape or writer.dtype.kind not in "iuU":
+            raise DataError(
+                f"{paths[0]}, {half}, has {x.shape[:1]} samples, {y.shape[:1]} labels and {writer.shape} writers of "
+                f"type {writer.dtype}: each sample needs one label and one writer's number"
+            )
         if check:
             count(f"{paths[0]}, {half}", len(x), wanted)
         parts.append(Part(f"{paths[0]}, {half}", x, y))

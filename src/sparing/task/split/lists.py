@@ -1,14 +1,15 @@
 """Index lists from elsewhere: one list of sample numbers per client, given outright or in a JSON or npz file."""
 
-import json
-import zipfile
+import reprlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, DataError
+from sparing.task.data.npy import read_every_npz
+from sparing.task.data.unpacking import brief, read_json
 from sparing.task.split.deal import Parts
 
 ROLES = ("train", "test", "validation")
@@ -29,7 +30,9 @@ def read_lists(given: Any, samples: int) -> dict[str, Parts]:
     if not isinstance(given, dict):
         given = {"all": given}
     elif not {"train"} <= set(given) <= set(ROLES):
-        raise ConfigError(f"{where} are for {', '.join(map(str, given))}: give train, and test or validation if known")
+        raise ConfigError(
+            f"{where} are for {brief(', '.join(map(str, given)))}: give train, and test or validation if known"
+        )
     lists = {role: [numbers(where, k, one) for k, one in enumerate(rows(where, each))] for role, each in given.items()}
     check_counts(where, lists)
     check_disjoint(where, lists, samples)
@@ -37,21 +40,17 @@ def read_lists(given: Any, samples: int) -> dict[str, Parts]:
 
 
 def read_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there are no index lists at {path}: give the path of a JSON or npz file")
     try:
-        if path.suffix == ".npz":
-            return read_npz(path)
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError(f"there are no index lists at {path}: give the path of a JSON or npz file") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        return read_npz(path) if path.suffix == ".npz" else read_json(path, "it is no JSON")
+    except DataError as error:
         raise ConfigError(f"{path} does not hold index lists: {error}") from None
 
 
 def read_npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files}
     roles: dict[str, list[np.ndarray]] = {}
-    for name, array in arrays.items():
+    for name, array in read_every_npz(path).items():
         role = name.split("_")[0]
         roles.setdefault(role if role in ROLES else "all", []).append(array)
     return roles["all"] if set(roles) == {"all"} else roles
@@ -64,9 +63,10 @@ def rows(where: str, lists: Any) -> Sequence[Any]:
 
 
 def numbers(where: str, client: int, one: Any) -> np.ndarray:
+    whole = not isinstance(one, list | tuple) or all(isinstance(n, int | np.integer) for n in one)
     try:
-        array = np.asarray(one)
-    except ValueError:
+        array = np.asarray(one if whole else [[]])
+    except (ValueError, OverflowError):
         array = np.empty((0, 0))
     if array.ndim == 1 and not len(array):
         return np.empty(0, np.int64)
@@ -110,5 +110,4 @@ def check_disjoint(where: str, lists: dict[str, Parts], samples: int) -> None:
 
 
 def shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return reprlib.repr(value)
