@@ -90,6 +90,7 @@ def on_a_cpu_too(monkeypatch):
 WAYS = (("vector", "stacked"), ("debug", "loop"))
 CASES = {
     "some whole": (dense, "fedhm", {}),
+    "products": (dense, [{"fedhm": {"ratios": [0.5, 0.3, 0.1], "full": 0, "blend": "products"}}], {}),
     "none whole": (dense, [THIN], {}),
     "square": (square, [THIN], {}),
     "convolutions": (normed, [THIN], {}),
@@ -129,11 +130,21 @@ def test_bytes_are_those_that_are_really_written(tmp_path):
     ("net", "precision", "within"),
     [(dense, "float32", 1e-4), (normed, "float32", 1e-3), (square, "float32", 1e-4), (square, "bf16", 3e-2)],
 )
-def test_together_on_a_gpu(net, precision, within):
+@pytest.mark.parametrize("blend", ["products", "increments"])
+def test_together_on_a_gpu(net, precision, within, blend):
     how = {"rounds": 2, "device": "cuda", "local": {"epochs": 1, "batch": 8, "lr": 0.05}, "precision": precision}
-    one, other = (play(net, [{"fedhm": {"full": 0}}], **how) for play in (played, apart))
+    one, other = (play(net, [{"fedhm": {"full": 0, "blend": blend}}], **how) for play in (played, apart))
     assert one[2] == 2 < other[2]
     agree(one, other, within)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("net", [dense, square])
+@pytest.mark.parametrize("blend", ["products", "increments", "partitioned"])
+def test_blends_on_a_gpu_are_those_on_the_cpu(net, blend):
+    how = {"rounds": 2, "local": {"epochs": 1, "batch": 8, "lr": 0.05}}
+    method = [{"fedhm": {"full": 0, "blend": blend}}]
+    agree(played(net, method, device="cuda", **how), played(net, method, **how), 1e-3)
 
 
 @pytest.mark.gpu
@@ -154,6 +165,8 @@ def test_what_a_gpu_hands_to_its_host_goes_on_being_right():
         ([{"fedhm": {"ratios": [1]}}], True),
         ("fedhm+fp16", False),
         ("fedhm+broadcast", True),
+        ([{"fedhm": {"blend": "products"}}], True),
+        ([{"fedhm": {"blend": "partitioned"}}], False),
     ],
     ids=str,
 )

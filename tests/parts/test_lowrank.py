@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.func import functional_call, vmap
 
+import sparing
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, matrix_of, product
+from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, in_shape, matrix_of, product
 from sparing.core.svd import exact
 from sparing.core.tree import Kind, layout_of, to, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
@@ -39,13 +40,14 @@ def deep():
 def filled(layer, rank):
     """A factored layer that holds the best factors of this rank, and the plain one with their product."""
     weight = layer.weight.detach()[None]
-    thin = FactoredConv(layer, rank) if isinstance(layer, nn.Conv2d) else FactoredLinear(layer, rank)
-    a, b = factors_of(*exact(matrix_of(weight), rank), tuple(weight.shape[1:]))
+    thin = FactoredLinear(layer, rank) if isinstance(layer, nn.Linear) else FactoredConv(layer, rank)
+    shape = tuple(weight.shape[1:])
+    a, b = factors_of(*exact(matrix_of(weight), rank), shape)
     plain = copy.deepcopy(layer)
     with torch.no_grad():
         thin.a.copy_(a[0])
         thin.b.copy_(b[0])
-        plain.weight.copy_(product(a, b)[0])
+        plain.weight.copy_(in_shape(product(a, b), shape)[0])
     return thin, plain
 
 
@@ -67,6 +69,107 @@ def test_padding_by_name(padding):
     thin, plain = filled(layer, rank=3)
     x = made(1, lambda: torch.randn(2, 3, 9, 11, dtype=torch.float64))
     assert torch.allclose(thin(x), plain(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("padding", [0, 2, "valid"])
+@pytest.mark.parametrize("dilation", [1, 3])
+@pytest.mark.parametrize("kernel", [1, 4])
+def test_along_one_axis(stride, padding, dilation, kernel):
+    layer = made(0, lambda: nn.Conv1d(5, 6, kernel, stride, padding, dilation).double())
+    thin, plain = filled(layer, rank=2)
+    assert (thin.a.shape, thin.b.shape) == ((6, 2, 1, 1), (2, 5, 1, kernel))
+    x = made(1, lambda: torch.randn(2, 5, 17, dtype=torch.float64))
+    assert torch.allclose(thin(x), plain(x), rtol=0, atol=1e-12)
+    assert torch.allclose(thin.weight, plain.weight, atol=1e-14)
+
+
+@pytest.mark.parametrize("stride", [1, (2, 1, 3)])
+@pytest.mark.parametrize("padding", [0, (2, 0, 1), "valid"])
+@pytest.mark.parametrize("dilation", [1, (1, 2, 3)])
+@pytest.mark.parametrize("kernel", [3, (1, 2, 3), (3, 1, 2)])
+def test_along_three_axes(stride, padding, dilation, kernel):
+    layer = made(0, lambda: nn.Conv3d(3, 4, kernel, stride, padding, dilation).double())
+    thin, plain = filled(layer, rank=2)
+    high, middle, wide = layer.kernel_size
+    assert (thin.a.shape, thin.b.shape) == ((4, 2, high, 1), (2, 3, 1, middle * wide))
+    x = made(1, lambda: torch.randn(2, 3, 8, 9, 10, dtype=torch.float64))
+    assert torch.allclose(thin(x), plain(x), rtol=0, atol=1e-12)
+    assert torch.allclose(thin.weight, plain.weight, atol=1e-14)
+
+
+def test_convolutions_in_groups_stay_whole_and_are_named_once():
+    net = nn.Sequential(
+        nn.Conv1d(2, 6, 3),
+        nn.Conv1d(6, 6, 3, groups=3),
+        nn.Conv1d(6, 8, 3),
+        nn.Conv1d(8, 8, 3, groups=8),
+        nn.Linear(8, 2),
+    )
+    with pytest.warns(UserWarning, match="whole: 1, 3") as said:
+        fit = lowrank(layout_of(net), (0.5,))
+    assert len(said) == 1
+    assert {x for x in fit.layouts[0].shapes if x[-2:] == ".a"} == {"2.a"}
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_clients_of_every_rank_over_one_or_three_axes(axes):
+    conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+
+    def net():
+        return nn.Sequential(conv(1, 4, 3), nn.ReLU(), conv(4, 6, 2), nn.Flatten(), nn.Linear(6 * 2**axes, 3))
+
+    g = torch.Generator().manual_seed(0)
+    data = [(torch.randn(6, 1, *[5] * axes, generator=g), torch.randint(0, 3, (6,), generator=g)) for _ in range(4)]
+    task = sparing.Task(net, train=data, test=data)
+    for blend in ("products", "increments", "partitioned"):
+        how = {"rounds": 2, "sample": 4, "local": {"epochs": 1, "batch": 3}}
+        method = [{"fedhm": {"blend": blend}}]
+        runs = [sparing.run(task, method, engine=e, plan={"path": "loop"}, **how) for e in ("vector", "debug")]
+        assert runs[0].model_sha256 == runs[1].model_sha256
+        assert (runs[0].up_bytes, runs[0].down_bytes) == (runs[1].up_bytes, runs[1].down_bytes)
+
+
+def steep(layer_of, x):
+    """A factored layer with large singular values, beside the whole one: how far one step moves each of the weights."""
+    layer = made(0, layer_of)
+    with torch.no_grad():
+        layer.weight.mul_(8.0)
+    thin, plain = filled(layer, rank=3)
+    want = torch.randn(plain(x).shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    moved = []
+    for one in (thin, plain):
+        before = one.weight.detach().clone()
+        (one(x) - want).square().sum().backward()
+        with torch.no_grad():
+            for p in one.parameters():
+                p.sub_(1e-7 * p.grad)
+        moved.append((one.weight.detach() - before) / 1e-7)
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(lambda: nn.Linear(9, 8).double(), (5, 9)), (lambda: nn.Conv2d(4, 6, 3).double(), (2, 4, 6, 6))],
+    ids=["dense", "convolution"],
+)
+def test_a_step_on_factors_moves_their_product_no_further_than_one_on_the_weight(layer, shape):
+    thin, plain = steep(layer, made(1, lambda: torch.randn(*shape, dtype=torch.float64)))
+    thin, plain = (matrix_of(x[None])[0] for x in (thin, plain))
+    assert float(torch.linalg.matrix_norm(thin, 2)) <= float(torch.linalg.matrix_norm(plain, 2))
+    assert float(thin.norm()) > 0.1 * float(plain.norm()), "and yet it moves"
+
+
+def test_small_factors_train_as_they_are():
+    layer = made(0, lambda: nn.Linear(6, 5).double())
+    with torch.no_grad():
+        layer.weight.mul_(0.1)
+    thin, _ = filled(layer, rank=2)
+    x = made(1, lambda: torch.randn(4, 6, dtype=torch.float64))
+    got = torch.autograd.grad(thin(x).square().sum(), [thin.a, thin.b])
+    a, b = (p.detach().requires_grad_() for p in (thin.a, thin.b))
+    want = torch.autograd.grad((x @ b.mT @ a.mT + thin.bias).square().sum(), [a, b])
+    assert all(torch.allclose(x, y, atol=1e-12) for x, y in zip(got, want, strict=True))
 
 
 def test_a_factored_dense_layer():
@@ -220,8 +323,11 @@ def grouped():
 @pytest.mark.parametrize(
     ("build", "options", "words"),
     [
-        (grouped, {}, r"cannot factor '1': it is a convolution in 2 groups; keep it whole with fedhm.keep: \[1\]"),
-        (lambda: nn.Sequential(nn.Linear(3, 3), nn.Conv1d(3, 3, 3), nn.Linear(3, 3)), {}, "'1'.*over 1 axes"),
+        (
+            lambda: nn.Sequential(nn.Linear(3, 3), nn.Conv2d(4, 8, 3, groups=2), nn.Linear(3, 3)),
+            {},
+            "finds no layer to factor.*convolutions in groups: 1; take a deeper model",
+        ),
         (lambda: nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), {}, "no layer to factor.*deeper model.*fedhm.full"),
         (deep, {"keep": ["1", "4"]}, "no layer to factor"),
         (deep, {"keep": ["7"]}, "fedhm.keep: '7' matches no convolution or dense layer"),

@@ -7,7 +7,7 @@ from sparing.core import inner
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.protocols import Arrival, by_samples
+from sparing.core.protocols import Arrival, Blended, by_samples
 from sparing.core.round import begin, first_server, incoming, outgoing, settle
 from sparing.core.tree import under
 from sparing.parts.similarity import alike, cosine
@@ -74,6 +74,7 @@ def test_a_row_of_many_is_that_row_alone(monkeypatch):
         assert torch.equal(said["cos"], seen["cos"][k : k + 1])
 
 
+@pytest.mark.filterwarnings("ignore:round 1. most of the cohort")
 @pytest.mark.parametrize("options", [{}, {"q": 0.0}, {"q": 2.0}, {"softmax": 0.2}, {"on": "updates"}])
 def test_weights_are_at_least_zero_and_add_up_to_one(options):
     method, n = compose(LAYOUT, fedsim(**options)), [5, 60, 700]
@@ -170,7 +171,72 @@ def test_the_server_remembers_no_more_than_the_shared_parameters():
     home = frozenset({"3.weight", "3.bias"})
     assert alike(LAYOUT, home).init(MODEL, 1000) == {}
     kept = alike(LAYOUT, home, on="updates").init(MODEL, 1000)
-    assert kept.keys() == set(LAYOUT.params) - home
+    assert under("reference", kept).keys() == set(LAYOUT.params) - home
+    assert sum(x.numel() for x in kept.values()) == 2 + sum(MODEL[x].numel() for x in under("reference", kept))
+
+
+WAY = moved(1, size=0.1)
+
+
+def along(*parts):
+    """Updates of so many clients, each so many times one common way."""
+    return {name: torch.cat([x * part for part in parts]) for name, x in WAY.items()}
+
+
+def in_turn(method, *rounds, n=(10, 10, 10)):
+    """The last coordinates of models and the reports, after rounds of clients that go this far along one way."""
+    server, found = None, []
+    for parts in rounds:
+        before, server, report = blend(method, along(*parts), list(n), server)
+        gone = (server.model["0.weight"] - before.model["0.weight"])[0, 0, 0, 0, 0] / WAY["0.weight"][0, 0, 0, 0, 0]
+        found.append((round(float(gone), 4), report["reference_forgotten"]))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:round 1. most of the cohort")
+@pytest.mark.parametrize("parts", [(-1, -1, -1), (-2, -2, 1)], ids=["nobody similar", "one of three"])
+def test_what_most_do_not_follow_is_forgotten(parts):
+    found = in_turn(compose(LAYOUT, fedsim(on="updates")), (1, 1, 1), parts, parts, parts)
+    assert found[:2] == [(1, 0), (0, 1)], "the model stays as it was, once"
+    mean = round(sum(parts) / 3, 4)
+    assert found[2] == (mean, 0), "and the next round is FedAvg's"
+    assert found[3][0] < 0, "whose mean update is the next one's reference"
+
+
+@pytest.mark.filterwarnings("ignore:round 1. most of the cohort")
+def test_a_reference_that_fails_again_is_left_alone_for_twice_as_long():
+    back, forth = (-1, -1, -1), (1, 1, 1)
+    found = in_turn(compose(LAYOUT, fedsim(on="updates")), *[forth, back] * 7)
+    assert [gone == 0 for gone, _ in found] == [bool(forgotten) for _, forgotten in found]
+    assert [t for t, (_, forgotten) in enumerate(found) if forgotten] == [1, 3, 6, 11], "pauses of 1, 2, 4, 8 rounds"
+
+
+def test_most_is_counted_in_samples():
+    method = compose(LAYOUT, fedsim(on="updates"))
+    assert in_turn(method, (1, 1, 1), (1, -1, -1), n=(21, 10, 10)) == [(1, 0), (1, 0)]
+    with pytest.warns(UserWarning, match="most of the cohort is not similar to the last mean update"):
+        assert in_turn(method, (1, 1, 1), (1, -1, -1), n=(20, 10, 10))[1] == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:round 1. (most of the cohort|client . has nothing)")
+def test_clients_that_sent_nothing_leave_the_next_round_to_fedavg():
+    found = in_turn(compose(LAYOUT, fedsim(on="updates")), (1, 1, 1), (0, 0, 0), (-1, 2, 2))
+    assert found == [(1, 0), (0, 1), (1, 0)]
+
+
+def test_the_reference_keeps_older_entries_outside_the_last_mask():
+    weigh, name = alike(LAYOUT, on="updates"), "3.weight"
+    state, n = weigh.init(MODEL, 50), torch.tensor([10.0])
+    masks = [torch.zeros(1, 3, 16, dtype=torch.bool) for _ in range(2)]
+    masks[0][:, 0], masks[1][:, 1] = True, True
+    for value, mask in zip((2.0, 3.0), masks, strict=True):
+        update = {name: torch.where(mask, value, 0.0).double()}
+        seen = {"cos": torch.ones(1, dtype=torch.float64), "n": n}
+        told = Blended(update, {name: mask}, torch.tensor([0]), torch.ones(1, dtype=torch.float64), seen)
+        state, _ = weigh.learn(state, told, make_ctx([0]))
+    assert under("reference", state)[name][0, :, 0].tolist() == [2.0, 3.0, 0.0]
+    against = arrival({name: -masks[0].float()}, [10], scope={name: masks[0]})
+    assert float(weigh.of(state, against)[1]["cos"][0]) == pytest.approx(-1), "not 1, as beside a reference of zeros"
 
 
 def test_softmax_is_the_softmax():

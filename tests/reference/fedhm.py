@@ -73,11 +73,12 @@ def omegas(ratios, samples, weighting, temperature, largest):
 
 
 def descend(a, b, target, lr, steps, decay):
-    """Gradient descent on |A B - target|^2 / 2 + decay |A B|^2 / 2."""
+    """Gradient descent on |A B - target|^2 / 2 + decay |A B|^2 / 2, long columns and rows at their pace."""
     for _ in range(steps):
         off = a @ b - target
         ga, gb = off @ b.T + decay * a @ b @ b.T, a.T @ off + decay * a.T @ a @ b
-        a, b = a - lr * ga, b - lr * gb
+        slow = 1 / np.maximum(1, (a**2).sum(0) + (b**2).sum(1))
+        a, b = a - lr * ga * slow, b - lr * gb * slow[:, None]
     return a, b
 
 
@@ -87,23 +88,57 @@ def descend_whole(w, target, lr, steps):
     return w
 
 
-def play(model, thin, cohorts, targets, samples, ratios, size_of, weighting, temperature, lr, steps, decay):
+def play(model, thin, cohorts, targets, samples, ratios, size_of, weighting, temperature, lr, steps, decay, blend):
     """Rounds of clients that pull every layer to a target of their own; layers `thin` are factored below ratio 1."""
     for cohort in cohorts:
         mine = [ratios[size_of(k)] for k in cohort]
         w, old = omegas(mine, [samples[k] for k in cohort], weighting, temperature, max(ratios))
-        after = {name: (0 if old is None else old) * x for name, x in model.items()}
-        for k, gamma, omega in zip(cohort, mine, w, strict=True):
-            for name, x in model.items():
-                if name in thin and gamma < 1:
-                    a, b = factors(x, rank(x.shape, gamma))
-                    a, b = descend(a, b, matrix(targets[k][name]), lr, steps, decay)
-                    grown = weight(a @ b, x.shape)
-                else:
-                    grown = descend_whole(x, targets[k][name], lr, steps)
-                after[name] = after[name] + omega * grown
+        if blend != "products":
+            w, old = w / w.sum(), None
+        after = {}
+        for name, x in model.items():
+            trained = [trained_by(x, targets[k][name], name in thin, gamma, lr, steps, decay)
+                       for k, gamma in zip(cohort, mine, strict=True)]  # fmt: skip
+            if blend == "partitioned" and name in thin and min(ratios) < 1:
+                after[name] = partitioned(x, trained, mine, w, ratios)
+                continue
+            after[name] = (0 if old is None else old) * x
+            for (grown, _, sent), omega in zip(trained, w, strict=True):
+                after[name] = after[name] + omega * (grown if blend == "products" else x + grown - sent)
         model = after
     return model
+
+
+def trained_by(x, target, factored, gamma, lr, steps, decay):
+    """The weight that a client ends with, its factors (None: it has none), and the weight that it began with."""
+    if not factored or gamma == 1:
+        return descend_whole(x, target, lr, steps), None, x
+    a0, b0 = factors(x, rank(x.shape, gamma))
+    a, b = descend(a0, b0, matrix(target), lr, steps, decay)
+    return weight(a @ b, x.shape), (a, b), weight(a0 @ b0, x.shape)
+
+
+def partitioned(x, trained, mine, w, ratios):
+    """Each partition of ranks averaged over those who have it; what nobody has stays the server's."""
+    ends = sorted({rank(x.shape, ratio) for ratio in ratios if ratio < 1})
+    u, s, vt = np.linalg.svd(matrix(x), full_matrices=False)
+    ends += [len(s)] if max(ratios) == 1 else []
+    whole, low = np.zeros_like(matrix(x)), 0
+    for number, high in enumerate(ends):
+        total, part = 0.0, 0.0
+        for (grown, pair, _), gamma, omega in zip(trained, mine, w, strict=True):
+            if gamma < 1 and rank(x.shape, gamma) < high:
+                continue
+            if gamma < 1 and max(ratios) == 1 and number == len(ends) - 1:
+                continue
+            if pair is None:
+                p, t, q = np.linalg.svd(matrix(grown), full_matrices=False)
+                pair = (p * t, q)
+            total, part = total + omega, part + omega * pair[0][:, low:high] @ pair[1][low:high]
+        if not total:
+            part, total = u[:, low:high] * s[low:high] @ vt[low:high], 1.0
+        whole, low = whole + part / total, high
+    return weight(whole + u[:, low:] * s[low:] @ vt[low:], x.shape)
 
 
 def relative_error(weight_, r):

@@ -25,7 +25,7 @@ def seed_form(model, moves, counts, home=(), q=1.0, on="weights", softmax=None):
     """Yields (server model, {client: cosine}, {client: normalised weight}, {client: its model}) of every round."""
     server = {name: x.astype(np.float64) for name, x in model.items()}
     shared = [name for name in server if name not in home]
-    own, last = {}, dict.fromkeys(shared, 0.0)
+    own, last, pause, coming = {}, dict.fromkeys(shared, 0.0), 0, 1
     for cohort in moves:
         after = {}
         for k, move in cohort.items():
@@ -42,7 +42,16 @@ def seed_form(model, moves, counts, home=(), q=1.0, on="weights", softmax=None):
         whole = sum(weight.values())
         share = {k: w / whole if whole else 0.0 for k, w in weight.items()}
         last = {name: sum(share[k] * delta[k][name] for k in after) for name in shared}
-        server = server | {name: server[name] + last[name] for name in shared}
+        similar = sum(counts[k] ** q for k in after if weight[k] > 0)
+        follow = on == "weights" or 2 * similar > sum(counts[k] ** q for k in after)
+        if follow:
+            server = server | {name: server[name] + last[name] for name in shared}
+        if pause:
+            pause -= 1
+        elif not follow:
+            pause, coming = coming, 2 * coming
+        if pause:
+            last = dict.fromkeys(shared, 0.0)
         yield server, cos, share, after
 
 

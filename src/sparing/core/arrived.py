@@ -11,21 +11,26 @@ from sparing.core.tree import Tree
 
 def grown(method: Method, model: Tree, got: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx) -> tuple[Tree, dict]:
     """Client-sized tensors back in full shape, as differences from the model; the others as they are."""
-    whole, scope, resized = {}, {}, {}
+    fit, whole, scope, resized, sent = method.fit, {}, {}, {}, {}
+    apart = fit.apart if fit is not None else None
     for name, leaf in arrived.leaves.items():
-        if name in model and leaf.value.shape[1:] == model[name].shape[1:]:
+        same = name in model and leaf.value.shape[1:] == model[name].shape[1:]
+        if same and (apart is None or name not in apart.names):
             whole[name], scope[name] = leaf, votes[name].mask
         else:
-            sent = got.leaves.get(name)
-            resized[name] = leaf.value if sent is None else leaf.value + sent.value
+            sent[name] = got.leaves[name].value if name in got.leaves else torch.zeros_like(leaf.value)
+            resized[name] = leaf.value + sent[name]
     stages = method.fit is not None or method.down or method.up
     plain = not stages and all(step.serve is None for step in method.blend.steps)
     update = against(model, got, whole, votes, as_sent=plain and method.share.within)
-    if method.fit is not None and resized:
-        full, covered = method.fit.grow(resized, method.fit.size(ctx), ctx)
-        scope |= covered
-        update |= {name: cleared(less(x, model[name]), covered[name]) for name, x in full.items()}
-    return update, scope
+    if fit is None or not resized:
+        return update, scope
+    if apart is not None:
+        full, covered = apart.cut(resized, fit.size(ctx), ctx)
+        return update | full, scope | covered
+    full, covered = fit.grow(resized, fit.size(ctx), ctx)
+    base = fit.grow(sent, fit.size(ctx), ctx)[0] if fit.increments else model
+    return update | {name: cleared(less(x, base[name]), covered[name]) for name, x in full.items()}, scope | covered
 
 
 def against(model: Tree, got: Parcel, arrived: dict[str, Leaf], votes: Cuts, as_sent: bool) -> Tree:

@@ -10,7 +10,7 @@ tensor like any other, formed at the first operation on it.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -85,10 +85,21 @@ class Product(Tensor):
 
 
 def less(x: Tensor, base: Tensor) -> Tensor:
-    """`x - base [1, out, in]`; a product of float32 factors stays one."""
-    if isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16:
-        return Product(x.left, x.right, None, base)
-    return x - base
+    """`x - base [1, out, in]`, or a product from another one; a product of float32 factors stays one.
+
+    >>> one, two = (Product(torch.full((3, 1, 2), i), torch.ones(3, 1, 4)) for i in (3.0, 1.0))
+    >>> x = less(one, two)
+    >>> isinstance(x, Product), x.left.shape, float(x.sum())
+    (True, torch.Size([3, 2, 2]), 48.0)
+    """
+    if factors(x) and factors(base):
+        return Product(torch.cat([x.left, -base.left], 1), torch.cat([x.right, base.right], 1))
+    return Product(x.left, x.right, None, base) if factors(x) else x - base
+
+
+def factors(x: Tensor) -> TypeGuard[Product]:
+    """Whether this is two factors and no more, in float32 or float64."""
+    return isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16
 
 
 def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:

@@ -165,6 +165,14 @@ class Blend(NamedTuple):
     lenient: bool = False  # leave out arrivals that are not finite or far too large, instead of stopping the run
 
 
+class Apart(NamedTuple):
+    """Tensors whose parts are averaged apart, each over those who have it: `[K, parts, *shape]` until all have come."""
+
+    names: frozenset[str]
+    cut: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # (tensors of one size, size, ctx), as grow
+    join: Callable[[Kept, Tree, Blended], Blended]  # (the fit's state, model, mean parts) -> differences from the model
+
+
 class Fit(NamedTuple):
     """Client models of other sizes; the server keeps the full one.
 
@@ -182,6 +190,8 @@ class Fit(NamedTuple):
     learn: Callable[[Kept, Tree, Ctx], tuple[Kept, Report]] = lambda state, model, ctx: (state, {})
     room: tuple[int, ...] = ()  # by size: which one has room for its tensors; (): none may stand in another's
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
+    increments: bool = False  # a client counts by what it made of what it was sent, not by what the model is beside it
+    apart: Apart | None = None  # in place of `grow`
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
     check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
 

@@ -249,6 +249,8 @@ def settle(
     if method.blend.lenient and not fold.roll.ids:
         return met(server, ctx), report
     blended = fold.mean(ctx.doubts)
+    if method.fit is not None and method.fit.apart is not None:
+        blended = method.fit.apart.join(server.fit, server.model, blended)
     hit, size = voted(blended.update, blended.covered, method.layout), max(method.layout.size, 1)
     doubt(ctx.doubts, hit, lambda count: report.update(coverage=float(count) / size))
     mine = blended._replace(seen=under("weigh", blended.seen))

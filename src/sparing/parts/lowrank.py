@@ -4,6 +4,7 @@ Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts,
 """
 
 import copy
+import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,8 +19,10 @@ from sparing.core.factors import (
     Shape,
     factor_shapes,
     factors_of,
+    in_shape,
     matrix_of,
     padded,
+    parts_of,
     product,
     summable,
 )
@@ -116,6 +119,7 @@ def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, ke
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
         multiplied = summable if fit.joined(ctx) else product
         whole = {name: multiplied(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
+        whole = {name: in_shape(x, layout.shapes[name]) for name, x in whole.items()}
         return whole, dict.fromkeys(whole)
 
     def own_ranks(ctx: Ctx) -> Tree:
@@ -146,36 +150,25 @@ def rank_of(shape: Shape, ratio: float) -> int:
     return min(max(round(ratio * shape[0]), 1), *sides_of(shape))
 
 
-def parts_of(name: str) -> tuple[str, str]:
-    """What the two factors of a weight are called.
-
-    >>> parts_of("conv.weight")
-    ('conv.a', 'conv.b')
-    """
-    layer = name.removesuffix("weight")
-    return f"{layer}a", f"{layer}b"
-
-
 def factored(layout: Layout, full: int | None, keep: Sequence[str]) -> list[str]:
-    """Weights that become two factors; refused if there is none, or one that cannot."""
+    """Weights that become two factors; refused if there is none. Convolutions in groups stay whole."""
     weights = [name for name in layout.shapes if name in layout.kinds]
     spine = [name for name in weights if not is_shortcut(layout, name)]
     lead = FULL.get(len(spine), 1) if full is None else full
     check_range("fedhm.full", lead, 0, float("inf"))
     whole = {*spine[:lead], *spine[-1:], *named(layout, keep)}
     found = [name for name in spine if name not in whole]
+    grouped = [name for name in found if layout.kinds[name].groups > 1]
+    found = [name for name in found if name not in grouped]
+    layers = ", ".join(name.rpartition(".")[0] for name in grouped)
     if not found:
+        also = f", and convolutions in groups: {layers}" if grouped else ""
         raise MethodError(
             f"fedhm finds no layer to factor: of {len(spine)} convolutions and dense layers the first {lead} and the "
-            "last stay whole, and those in fedhm.keep; take a deeper model or lower fedhm.full"
+            f"last stay whole, and those in fedhm.keep{also}; take a deeper model or lower fedhm.full"
         )
-    for name in found:
-        kind, shape = layout.kinds[name], layout.shapes[name]
-        layer = name.rpartition(".")[0]
-        if kind.groups > 1:
-            raise cannot(layer, f"it is a convolution in {kind.groups} groups")
-        if kind.name == "conv" and len(shape) != 4:
-            raise cannot(layer, f"it is a convolution over {len(shape) - 2} axes, not 2")
+    if grouped:
+        warnings.warn(f"fedhm leaves convolutions in groups whole: {layers}", stacklevel=2)
     return found
 
 
@@ -223,7 +216,7 @@ def resized_module(model: nn.Module, ranks: dict[str, int]) -> nn.Module:
     for name, rank in ranks.items():
         path = name.rpartition(".")[0]
         layer = model.get_submodule(path)
-        if isinstance(layer, nn.Conv2d):
+        if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
             if layer.padding_mode != "zeros":
                 raise cannot(path, f"it pads with {layer.padding_mode!r}, not with zeros")
             thin = FactoredConv(layer, rank)

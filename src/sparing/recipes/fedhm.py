@@ -4,7 +4,7 @@ from typing import Literal
 from sparing.core.errors import MethodError, check_range
 from sparing.core.protocols import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import byrank, lowrank
+from sparing.parts import byrank, lowrank, partitions
 
 
 @recipe("fedhm", paper="Yao et al. 2021, arXiv:2111.14655")
@@ -15,6 +15,7 @@ def fedhm(
     weighting: Literal["ratio", "factor", "uniform", "samples"] = "ratio",
     temperature: float = 1.0,
     decay: float = 1e-4,
+    blend: Literal["increments", "products", "partitioned"] = "increments",
 ) -> Recipe:
     """Clients train low-rank factors of the weights, each of a rank it can afford."""
     check_range("fedhm.decay", decay, 0, float("inf"))
@@ -26,7 +27,7 @@ def fedhm(
         if method.fit is not None or method.layout.bases:
             raise MethodError("fedhm cannot resize a model that another part resizes already; keep one of them")
         fit = lowrank.lowrank(method.layout, ratios, full, keep)
-        weigh = method.blend.weigh
+        weigh, steps = method.blend.weigh, method.blend.steps
         if weighting != "samples":
             if weigh.name != "samples":
                 raise MethodError(
@@ -34,9 +35,15 @@ def fedhm(
                     f"samples, which leaves it to {weigh.name}"
                 )
             weigh = byrank.by_rank(weighting, temperature, ratios, fit.sizes)
-        step = byrank.history(weighting, temperature, ratios, fit.sizes)
-        blend = method.blend._replace(weigh=weigh, steps=(*method.blend.steps, step))
+        if blend == "products":
+            steps = (*steps, byrank.history(weighting, temperature, ratios, fit.sizes))
+        elif blend == "increments":
+            fit = fit._replace(increments=True)
+        elif any(ratio < 1 for ratio in ratios):
+            fit = fit._replace(apart=partitions.partitions(method.layout, fit.layouts), room=())
+            steps = (*steps, partitions.alone())
         phases = tuple(phase._replace(frobenius=decay) for phase in method.local.phases)
-        return method._replace(fit=fit, blend=blend, local=method.local._replace(phases=phases))
+        method = method._replace(fit=fit, local=method.local._replace(phases=phases))
+        return method._replace(blend=method.blend._replace(weigh=weigh, steps=steps))
 
     return apply

@@ -17,4 +17,7 @@ def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at
 def weighed(method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str) -> Method:
     weigh = similarity.alike(method.layout, home, q, on, softmax, at)
     up = (similarity.told(method.layout, home), *method.up) if at == "client" else method.up
-    return weighed_by(method._replace(up=up), weigh)
+    method = weighed_by(method._replace(up=up), weigh)
+    if on == "weights":
+        return method
+    return method._replace(blend=method.blend._replace(steps=(similarity.agreement(q), *method.blend.steps)))

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sparing.core.compose import compose, remade
 from sparing.core.download import fits
 from sparing.core.errors import ConfigError
-from sparing.core.factors import FactoredConv
+from sparing.core.factors import FactoredConv, kernel_sides
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel, sent
 from sparing.core.protocols import Method
@@ -265,15 +265,16 @@ def split_the_other_way(net: nn.Module) -> nn.Module | None:
     net = copy.deepcopy(net)
     thin = {name: layer for name, layer in net.named_modules() if isinstance(layer, FactoredConv)}
     for name, layer in thin.items():
-        (m, rank, high, _), (_, n, _, wide) = layer.a.shape, layer.b.shape
+        m, rank, n = *layer.a.shape[:2], layer.b.shape[1]
         how: dict[str, Any] = {
-            key: (layer.down[key][0], layer.across[key][1]) for key in ("stride", "padding", "dilation")
+            key: x if isinstance(x, str) else (*kernel_sides(x)[0], *kernel_sides(layer.across[key])[1])
+            for key, x in layer.down.items()
         }
-        if isinstance(layer.down["padding"], str):
-            how["padding"] = layer.down["padding"]
-        first = nn.Conv2d(n, rank, (high, wide), **how, bias=False)
+        conv: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(layer.kernel) - 1]
         owner, _, leaf = name.rpartition(".")
-        both = nn.Sequential(first, nn.Conv2d(rank, m, 1, bias=layer.bias is not None))
+        both = nn.Sequential(
+            conv(n, rank, layer.kernel, **how, bias=False), conv(rank, m, 1, bias=layer.bias is not None)
+        )
         setattr(net.get_submodule(owner), leaf, both)
     return net if thin else None
 

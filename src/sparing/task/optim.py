@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.factors import squared
+from sparing.core.factors import along, pace, squared
 from sparing.core.protocols import Phase
 from sparing.core.tree import Layout, Tree
 
@@ -101,21 +101,24 @@ def factor_pairs(names: list[str]) -> Pairs:
 
 
 def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength: float) -> list[Tensor]:
-    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B; a client axis may come first.
+    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B, in the layer's `pace`.
 
-    A dense layer's factors are a [m, r] and b [r, n]; a convolution's are a [m, r, k, 1] and b [r, n, 1, k].
+    A dense layer's factors are a [m, r] and b [r, n]; a convolution's are a [m, r, k, 1] and b [r, n, 1, k]. A client
+    axis may come first.
     """
     grads = list(grads)
     for i, j in pairs:
         a, b = params[i], params[j]
+        of_a, of_b = along(pace(a, b), a)
         if a.ndim >= 4:
             columns, rows = a.transpose(-4, -3).flatten(-3), b.flatten(-3)  # [r, m k], [r, n k]
             inner, outer = squared(rows), squared(columns)
-            grads[i] = grads[i] + strength * (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
-            grads[j] = grads[j] + strength * (outer @ rows).view(b.shape)
+            decay = (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
+            grads[i] = grads[i] + strength * of_a * decay
+            grads[j] = grads[j] + strength * of_b * (outer @ rows).view(b.shape)
         else:
-            grads[i] = added(grads[i], a, squared(b), strength)
-            grads[j] = added(grads[j], a.mT @ a, b, strength)
+            grads[i] = added(grads[i], a, squared(b) * of_a, strength)
+            grads[j] = added(grads[j], of_b * (a.mT @ a), b, strength)
     return grads
 
 

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparing.core.factors import along, pace
+
 PARTS, MOST = 28, 64
 """Stretches of a long factor that are worked on at once; the largest rank of which a tile fits on the chip."""
 
@@ -33,14 +35,15 @@ def step_kernel(b, near, grad, outer, inner, r, n, length, lr, strength, R: tl.c
 def step_together(a_K: Tensor, b_K: Tensor, near_K: Tensor, grad_K: Tensor, lr: float, decay: float) -> None:
     """B -= lr (grad + decay A^T A B) and A -= lr decay A B B^T, in place: float32 `[K, m, r]` and `[K, r, n]`.
 
-    `near_K` becomes B as well, in fewer bits. What is decayed may be multiplied in TF32: it is far smaller than what it
-    is taken from.
+    The decay is in the layer's `pace`, as the gradient is. `near_K` becomes B as well, in fewer bits. What is decayed
+    may be multiplied in TF32: it is far smaller than what it is taken from.
     """
-    (k, r, n), outer = b_K.shape, a_K.mT @ a_K
+    (k, r, n), (of_a, of_b) = b_K.shape, along(pace(a_K, b_K), a_K)
+    outer = of_b * (a_K.mT @ a_K)
     length = triton.cdiv(triton.cdiv(n, PARTS), 128) * 128
     parts = torch.empty(triton.cdiv(n, length), k, r, r, device=b_K.device)
     step_kernel[(len(parts), k)](
         b_K, near_K, grad_K.contiguous(), outer, parts, r, n, length, lr, lr * decay,
         R=max(16, triton.next_power_of_2(r)), BL=128, num_warps=8, num_stages=2,
     )  # fmt: skip
-    a_K.copy_(torch.baddbmm(a_K, a_K, parts.sum(0), alpha=-lr * decay))
+    a_K.copy_(torch.baddbmm(a_K, a_K, parts.sum(0) * of_a, alpha=-lr * decay))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.core.factors import FactoredConv, FactoredLinear
+from sparing.core.factors import FactoredConv, FactoredLinear, paced
 from sparing.task.chain import hooked
 from sparing.task.gpu.convolve import Convolution
 from sparing.task.gpu.dense import Dense
@@ -59,9 +59,10 @@ class GpuThin(FactoredLinear):
     dots: str
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.b.dtype)
-        z = Thin.apply(x, self.b, self.dots) if x.ndim == 2 and len(x) <= FEW else F.linear(x, self.b)
-        return F.linear(z, self.a, self.bias)  # type: ignore[arg-type]
+        a, b = paced(self.a, self.b)
+        x = x.to(b.dtype)
+        z = Thin.apply(x, b, self.dots) if x.ndim == 2 and len(x) <= FEW else F.linear(x, b)
+        return F.linear(z, a, self.bias)  # type: ignore[arg-type]
 
 
 class GpuPool(nn.MaxPool2d):
@@ -179,6 +180,8 @@ def fits_factored(layer: Any) -> bool:
         return False
     (high, pad), (wide, other) = ([way[key] for key in ("stride", "padding")] for way in (layer.down, layer.across))
     side = layer.a.shape[2]
+    if len(layer.kernel) != 2:
+        return False
     flat = layer.down["dilation"] == layer.across["dilation"] == (1, 1)
     return flat and high[0] == wide[1] and pad[0] == other[1] < side == layer.b.shape[3]
 
