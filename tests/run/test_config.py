@@ -122,5 +122,8 @@ def test_studies_made_to_do_harm(tmp_path, text, words):
         load_study(path)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 1500
-    with pytest.raises(ConfigError, match="is not valid YAML"):
+
+
+def test_an_override_that_is_no_date():
+    with pytest.raises(ConfigError, match="the value in 'rounds=2001-99-99' is not valid YAML; quote it"):
         load_study(None, ["rounds=2001-99-99"])

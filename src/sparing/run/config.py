@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -242,7 +243,8 @@ class Strict(yaml.SafeLoader):
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        twice = next((key for i, key in enumerate(keys) if key in keys[:i]), None)
+        counts = Counter(key for key in keys if isinstance(key, Hashable))
+        twice = next((key for key, n in counts.items() if n > 1), None)
         if twice is not None:
             raise yaml.YAMLError(f"the key {twice!r} stands twice; keep one")
         return super().construct_mapping(node, deep)
