@@ -18,6 +18,7 @@ from kept import read
 from methods import TASKS, VALIDATION
 
 import sparing
+from sparing.core.errors import TrainingError
 
 BLENDS = ("products", "increments", "partitioned")
 METHODS = ("fedavg", *BLENDS)
@@ -59,7 +60,7 @@ def train(task: str, method: str, seed: int, args: argparse.Namespace) -> dict[s
             plan={"precision": args.precision},
             evaluate={"every": max(1, rounds // 6), "who": ["global", "before"]},
         )
-    except sparing.SparingError as error:  # a run that diverges is a result, too
+    except TrainingError as error:  # a run that diverges is a result, too
         return row | {"failed": str(error), "seconds": time.perf_counter() - began}
     return row | {
         "global": result.accuracy,
@@ -111,7 +112,7 @@ def main() -> None:
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     options.add_argument("--device", default="auto")
-    options.add_argument("--precision", default="auto")
+    options.add_argument("--precision", default="float32")
     options.add_argument("--minutes", type=float, default=float("inf"), help="start no run after so many")
     options.add_argument("--rounds", type=int, help="fewer rounds, to try it out")
     options.add_argument("--results", type=Path, default=Path("benchmarks/results/fedhm.jsonl"))

@@ -100,6 +100,17 @@ def test_a_common_shift_of_updates_and_target_shifts_the_result():
     np.testing.assert_allclose(moved, plain + 2.0, atol=1e-4)
 
 
+def test_clients_are_compared_with_their_unweighted_mean_where_that_is_the_target():
+    """While they arrive they can be compared with zero only; what that is off by is made good once all are there."""
+    deltas, n = np.float32(noisy(0.5)), [60, 10, 10, 10, 10, 10]
+    deltas[0] += 1.0
+    wanted, g = reference.shrink(deltas, n, deltas.mean(0, dtype=np.float64), 8)
+    assert 0.3 < wanted < 0.9, "so that no bound hides an error"
+    found, c, _ = shrink(deltas, Settings(warmup=0, target="uniform"), n=n, clients=8)
+    assert c == pytest.approx(wanted, abs=1e-6)
+    np.testing.assert_allclose(found, g, atol=1e-6)
+
+
 def test_risk_is_no_higher_than_fedavgs():
     """Clients scatter around a mean that the target is near: shrinking must come closer to it, on average."""
     rng = np.random.default_rng(3)

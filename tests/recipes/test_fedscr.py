@@ -13,9 +13,11 @@ import sparing
 from reference import drive
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, WireError
+from sparing.core.protocols import Blended
 from sparing.core.round import begin, first_server, incoming, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.core.wire import nbytes
+from sparing.parts.unbiased import unbiased
 from sparing.recipes.fedscr import fedscr
 from sparing.recipes.memory import memory
 from sparing.recipes.personal import personal
@@ -136,6 +138,18 @@ def test_unbiased_is_normalised_for_equal_clients_and_leaves_buffers_alone():
     for name in layout.shapes:
         want = plain[name] if name in layout.buffers else model[name] + factor * (plain[name] - model[name])
         assert torch.allclose(scaled[name].double(), want.double(), atol=1e-5), name
+
+
+def test_unbiased_counts_only_clients_that_train():
+    """N is the number of those who can come: clients held out never do, and have no samples among everyone's."""
+    step, ids = unbiased(LAYOUT), [0, 1]
+    ctx = make_ctx(ids, n=[10, 30], clients=10)._replace(samples=100, held=4)
+    name = LAYOUT.params[0]
+    update = {name: torch.ones(1, *LAYOUT.shapes[name], dtype=torch.float64)}
+    seen = {"n": torch.tensor([10.0, 30.0])}
+    blended = Blended(update, {name: None}, torch.tensor(ids), torch.ones(2).double(), seen)
+    moved, _, _ = step.apply({}, blended, ctx)
+    assert float(moved[name].unique()) == pytest.approx((10 - 4) / 2 * (10 + 30) / 100)
 
 
 def test_memory_in_the_list_changes_nothing():

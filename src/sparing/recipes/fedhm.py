@@ -17,7 +17,11 @@ def fedhm(
     decay: float = 1e-4,
     blend: Literal["increments", "products", "partitioned"] = "increments",
 ) -> Recipe:
-    """Clients train low-rank factors of the weights, each of a rank it can afford."""
+    """Clients train low-rank factors of the weights, each of a rank it can afford.
+
+    `blend: increments`, the default, adds up what clients changed. Averaging their `products`, as published, counts
+    what truncation cut away as votes for zero, and the model loses its rank.
+    """
     check_range("fedhm.decay", decay, 0, float("inf"))
     ratios = tuple(ratios)
 
