@@ -153,10 +153,10 @@ def steep(layer_of, x):
     [(lambda: nn.Linear(9, 8).double(), (5, 9)), (lambda: nn.Conv2d(4, 6, 3).double(), (2, 4, 6, 6))],
     ids=["dense", "convolution"],
 )
-def test_a_step_on_factors_moves_their_product_no_further_than_one_on_the_weight(layer, shape):
+def test_a_step_on_factors_moves_their_product_at_most_four_times_as_far_as_one_on_the_weight(layer, shape):
     thin, plain = steep(layer, made(1, lambda: torch.randn(*shape, dtype=torch.float64)))
     thin, plain = (matrix_of(x[None])[0] for x in (thin, plain))
-    assert float(torch.linalg.matrix_norm(thin, 2)) <= float(torch.linalg.matrix_norm(plain, 2))
+    assert float(torch.linalg.matrix_norm(thin, 2)) <= 4 * float(torch.linalg.matrix_norm(plain, 2))
     assert float(thin.norm()) > 0.1 * float(plain.norm()), "and yet it moves"
 
 

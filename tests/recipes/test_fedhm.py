@@ -217,6 +217,11 @@ def test_frobenius_decay_reaches_training_and_is_the_gradient():
     method = compose(LAYOUT, fedhm(), local=local)
     assert [phase.frobenius for phase in method.local.phases] == [1e-4, 1e-4]
     assert [phase.epochs for phase in method.local.phases] == [2, 1]
+    assert [phase.clip for phase in method.local.phases] == [4, 4]
+    own = Local((Phase(clip=1.0), Phase()))
+    assert [phase.clip for phase in compose(LAYOUT, fedhm(clip=2.0), local=own).local.phases] == [1, 2]
+    assert compose(LAYOUT, fedhm(clip=None)).local.phases[0].clip is None
+    assert compose(LAYOUT, fedhm(ratios=[1])).local.phases[0].clip is None, "nobody trains factors"
     g = torch.Generator().manual_seed(0)
     for k in ((), (3,)):
         for form in (((5, 2, 3, 1), (2, 4, 1, 2)), ((5, 2), (2, 4))):

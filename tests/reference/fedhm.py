@@ -77,7 +77,7 @@ def descend(a, b, target, lr, steps, decay):
     for _ in range(steps):
         off = a @ b - target
         ga, gb = off @ b.T + decay * a @ b @ b.T, a.T @ off + decay * a.T @ a @ b
-        slow = 1 / np.maximum(1, (a**2).sum(0) + (b**2).sum(1))
+        slow = 4 / np.maximum(4, (a**2).sum(0) + (b**2).sum(1))
         a, b = a - lr * ga * slow, b - lr * gb * slow[:, None]
     return a, b
 

@@ -25,6 +25,8 @@ from sparing.core.product import Product
 from sparing.core.threads import intra_op
 
 Shape = tuple[int, ...]
+FARTHEST = 4.0
+"""How many times as far as a step on the weight itself one on its two factors may move their product."""
 LONG, PARTS = 4096, 16
 """Rows of so many numbers are cut into so many parts on a GPU: few sums come of them, and most of it would idle."""
 
@@ -150,16 +152,16 @@ def pace(a: Tensor, b: Tensor) -> Tensor:
     """What to multiply the gradients of A's columns and B's rows with, `[r]`, so that training them does not overshoot.
 
     A step of SGD on both moves their product by lr (A A^T G + G B^T B) where one on W = A B itself moves it by lr G: by
-    singular values s up to 2 s times as far. Column i of A and row i of B take 1 / max(1, |a_i|^2 + |b_i|^2) of their
-    step, so that, as long as columns and rows are orthogonal, which they are when a client gets them, A B moves no
-    further than W would. A client axis may come first.
+    singular values s up to 2 s times as far. Column i of A and row i of B take F / max(F, |a_i|^2 + |b_i|^2) of their
+    step, so that, as long as columns and rows are orthogonal, which they are when a client gets them, A B moves at most
+    F times as far as W would. A client axis may come first.
 
-    >>> pace(torch.tensor([[2.0, 0.0], [0.0, 0.5]]), torch.eye(2))
-    tensor([0.2000, 0.8000])
+    >>> pace(torch.tensor([[4.0, 0.0], [0.0, 0.5]]), 2 * torch.eye(2))
+    tensor([0.2000, 0.9412])
     """
     wide = axes_of(a)
     columns, rows = a.detach().transpose(-wide, 1 - wide).flatten(1 - wide), b.detach().flatten(1 - wide)
-    return (columns.square().sum(-1) + rows.square().sum(-1)).clamp(min=1).reciprocal()
+    return FARTHEST / (columns.square().sum(-1) + rows.square().sum(-1)).clamp(min=FARTHEST)
 
 
 def axes_of(factor: Tensor) -> int:

@@ -16,13 +16,17 @@ def fedhm(
     temperature: float = 1.0,
     decay: float = 1e-4,
     blend: Literal["increments", "products", "partitioned"] = "increments",
+    clip: float | None = 4.0,
 ) -> Recipe:
     """Clients train low-rank factors of the weights, each of a rank it can afford.
 
     `blend: increments`, the default, adds up what clients changed. Averaging their `products`, as published, counts
-    what truncation cut away as votes for zero, and the model loses its rank.
+    what truncation cut away as votes for zero, and the model loses its rank. `clip` is the largest norm of a gradient
+    where some clients train factors and the study has no `local.clip`.
     """
     check_range("fedhm.decay", decay, 0, float("inf"))
+    if clip is not None:
+        check_range("fedhm.clip", clip, 0, float("inf"), open_low=True)
     ratios = tuple(ratios)
 
     def apply(method: Method) -> Method:
@@ -46,7 +50,11 @@ def fedhm(
         elif any(ratio < 1 for ratio in ratios):
             fit = fit._replace(apart=partitions.partitions(method.layout, fit.layouts), room=())
             steps = (*steps, partitions.alone())
-        phases = tuple(phase._replace(frobenius=decay) for phase in method.local.phases)
+        usual = clip if any(ratio < 1 for ratio in ratios) else None
+        phases = tuple(
+            phase._replace(frobenius=decay, clip=usual if phase.clip is None else phase.clip)
+            for phase in method.local.phases
+        )
         method = method._replace(fit=fit, local=method.local._replace(phases=phases))
         return method._replace(blend=method.blend._replace(weigh=weigh, steps=steps))
 

@@ -211,7 +211,7 @@ def study_from(values: dict[str, Any], where: str = "study") -> Study:
     """Validate plain values; every mistake becomes one sentence."""
     values = dict(values)
     if "method" in values:
-        values["method"] = method_list(values["method"])
+        values["method"] = method_in(values["method"], where)
     if isinstance(values.get("task"), str):
         values["task"] = {"data": values["task"]}
     try:
@@ -221,6 +221,13 @@ def study_from(values: dict[str, Any], where: str = "study") -> Study:
     if isinstance(study.sample, float) and study.sample > 1:
         raise ConfigError(f"{where}: sample is {study.sample}; a share lies between 0 and 1, a count is a whole number")
     return study
+
+
+def method_in(value: Any, where: str) -> list[Any]:
+    try:
+        return method_list(value)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
 
 
 def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:

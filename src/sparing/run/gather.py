@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparing.core.errors import ConfigError
 from sparing.core.registry import known
 from sparing.run.config import Study, study_from
-from sparing.run.folder import CONFIG, FAILED, LEDGER, METRICS, ROUNDS, SUMMARY, config_of, refuse_altered
+from sparing.run.folder import CONFIG, FAILED, LEDGER, METRICS, ROUNDS, SUMMARY, config_of, meta_of, refuse_altered
 from sparing.run.results import Record, metrics_read, row_read
 from sparing.task.options import named
 
@@ -86,7 +86,7 @@ def is_there(study: Study, folder: Path, fix: str = "choose another folder") -> 
 
 
 def records(path: Path) -> list[Record]:
-    """The rounds that are written whole; the last line of a run that was killed may not be."""
+    """The rounds up to the last checkpoint."""
     said = parsed(path / METRICS, lambda file: metrics_read(whole_lines(file)))
 
     def rows(file: Path) -> list[Record]:
@@ -110,7 +110,9 @@ def parsed(path: Path, read: Callable[[Path], T]) -> T:
 
 
 def whole_lines(path: Path) -> str:
-    text = path.read_text()
+    """The lines of a table that a checkpoint vouches for; of a folder without one, those that are written whole."""
+    mark = ((meta_of(path.parent) or {}).get("files") or {}).get(path.name)
+    text = path.read_bytes()[: mark["bytes"] if mark else None].decode()
     return text[: text.rfind("\n") + 1]
 
 
