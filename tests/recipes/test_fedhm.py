@@ -217,11 +217,22 @@ def test_frobenius_decay_reaches_training_and_is_the_gradient():
     method = compose(LAYOUT, fedhm(), local=local)
     assert [phase.frobenius for phase in method.local.phases] == [1e-4, 1e-4]
     assert [phase.epochs for phase in method.local.phases] == [2, 1]
-    assert [phase.clip for phase in method.local.phases] == [4, 4]
-    own = Local((Phase(clip=1.0), Phase()))
-    assert [phase.clip for phase in compose(LAYOUT, fedhm(clip=2.0), local=own).local.phases] == [1, 2]
-    assert compose(LAYOUT, fedhm(clip=None)).local.phases[0].clip is None
+
+
+def test_no_gradient_adds_up_to_a_longer_step_where_factors_are_trained():
+    plain = Phase(lr=0.05)
+    own = Local((plain, plain._replace(momentum=0.9), plain._replace(clip=1.0), plain._replace(optimiser="adam")))
+    assert [phase.clip for phase in compose(LAYOUT, fedhm(step=2.0), local=own).local.phases] == [
+        pytest.approx(40),
+        pytest.approx(4),
+        1,
+        None,
+    ]
+    assert compose(LAYOUT, fedhm(step=None)).local.phases[0].clip is None
     assert compose(LAYOUT, fedhm(ratios=[1])).local.phases[0].clip is None, "nobody trains factors"
+
+
+def test_frobenius_decay_is_the_gradient():
     g = torch.Generator().manual_seed(0)
     for k in ((), (3,)):
         for form in (((5, 2, 3, 1), (2, 4, 1, 2)), ((5, 2), (2, 4))):

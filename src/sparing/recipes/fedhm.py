@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from sparing.core.errors import MethodError, check_range
-from sparing.core.protocols import Method, Recipe
+from sparing.core.protocols import Method, Phase, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import byrank, lowrank, partitions
 
@@ -16,17 +16,17 @@ def fedhm(
     temperature: float = 1.0,
     decay: float = 1e-4,
     blend: Literal["increments", "products", "partitioned"] = "increments",
-    clip: float | None = 4.0,
+    step: float | None = 4.0,
 ) -> Recipe:
     """Clients train low-rank factors of the weights, each of a rank it can afford.
 
     `blend: increments`, the default, adds up what clients changed. Averaging their `products`, as published, counts
-    what truncation cut away as votes for zero, and the model loses its rank. `clip` is the largest norm of a gradient
-    where some clients train factors and the study has no `local.clip`.
+    what truncation cut away as votes for zero, and the model loses its rank. `step` is how far gradients may go, the
+    learning rate and momentum counted in, where some clients train factors and the study has no `local.clip`.
     """
     check_range("fedhm.decay", decay, 0, float("inf"))
-    if clip is not None:
-        check_range("fedhm.clip", clip, 0, float("inf"), open_low=True)
+    if step is not None:
+        check_range("fedhm.step", step, 0, float("inf"), open_low=True)
     ratios = tuple(ratios)
 
     def apply(method: Method) -> Method:
@@ -50,12 +50,17 @@ def fedhm(
         elif any(ratio < 1 for ratio in ratios):
             fit = fit._replace(apart=partitions.partitions(method.layout, fit.layouts), room=())
             steps = (*steps, partitions.alone())
-        usual = clip if any(ratio < 1 for ratio in ratios) else None
-        phases = tuple(
-            phase._replace(frobenius=decay, clip=usual if phase.clip is None else phase.clip)
-            for phase in method.local.phases
-        )
+        limit = step if any(ratio < 1 for ratio in ratios) else None
+        phases = tuple(bounded(phase, limit) for phase in method.local.phases)
+        phases = tuple(phase._replace(frobenius=decay) for phase in phases)
         method = method._replace(fit=fit, local=method.local._replace(phases=phases))
         return method._replace(blend=method.blend._replace(weigh=weigh, steps=steps))
 
     return apply
+
+
+def bounded(phase: Phase, step: float | None) -> Phase:
+    """The same phase, in which no gradient adds up to a longer step; Adam's steps do not follow its size."""
+    if step is None or phase.clip is not None or phase.optimiser != "sgd":
+        return phase
+    return phase._replace(clip=step * (1 - phase.momentum) / phase.lr)
