@@ -249,6 +249,7 @@ def test_what_the_top_says(groups):
 
 def test_damaged_and_missing_files_are_named(runs, tmp_path):
     shutil.copytree(runs / "plain", tmp_path / "plain")
+    (tmp_path / "plain/checkpoint.safetensors").unlink()  # it would vouch for what is written, and the rest be ignored
     (tmp_path / "plain/clients.csv").unlink()
     done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "a.html")])
     assert done.exit_code == 0, done.output
