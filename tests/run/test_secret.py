@@ -360,6 +360,17 @@ def test_words_are_the_same_alone_and_together():
         assert not bool((changed == both[1]).any())
 
 
+def test_what_is_written_of_a_release_says_nothing_without_the_secret():
+    """A plain digest of the values before the noise would tell a right guess of them from a wrong one."""
+    ids, x = torch.tensor([EVERYONE]), torch.randn(1, 7)
+    ctx, found = Ctx(0, 2, 9, ids, ids, 9, 90), []
+    for key in (KEY, KEY, bytes(32)):
+        secret = Secret(key)
+        secret.words(ctx, "a", 10, x)
+        found.append(secret.released(2)[EVERYONE])
+    assert found[0] == found[1] != found[2]
+
+
 def test_releases_count_distinct_lines():
     releases = Releases()
     assert releases.count(1, EVERYONE) == 1

@@ -1,6 +1,6 @@
 """What has been released of a private run: releases.csv, a line for every noised sum that may have left.
 
-A line says in which round, of which client (-1: of the whole cohort), and the digest of the values that got the noise.
+A line says in which round, of which client (-1: of the whole cohort), and a keyed digest of the values that got noise.
 It is durable before anything of that round is written, printed or sent. A round that is trained again after a crash
 gives the same values, the same noise and the same line. Other values are another release of the same clients: they get
 a line of their own, and epsilon counts every line.

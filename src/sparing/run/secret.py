@@ -12,6 +12,7 @@ commitment to it, from which nothing of it can be learned; the commitment also n
 """
 
 import hashlib
+import hmac
 import json
 import os
 import secrets
@@ -68,10 +69,14 @@ class Secret:
         return HKDF(SHA256(), SIZE, salt=bytes.fromhex(self.commitment), info=info).derive(key)
 
     def released(self, t: int) -> dict[int, str]:
-        """By client, one digest of all values that got noise in round t; they are forgotten here."""
+        """By client, one digest of all values that got noise in round t; they are forgotten here.
+
+        It is keyed: from a plain one, whoever can guess the values before the noise could tell that the guess is right.
+        """
         whose = sorted(who for round, who in self.drawn if round == t)
         told = {who: json.dumps(sorted(self.drawn.pop((t, who)).items())) for who in whose}
-        return {who: hashlib.sha256(text.encode()).hexdigest() for who, text in told.items()}
+        key = self.derived(self.key, "releases")
+        return {who: hmac.new(key, text.encode(), hashlib.sha256).hexdigest() for who, text in told.items()}
 
 
 def stream(key: bytes, n: int) -> np.ndarray:
