@@ -167,10 +167,10 @@ def test_an_ordinary_safetensors_file_is_refused(tmp_path):
 
 
 def test_another_format_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "VERSION", "2")
+    monkeypatch.setattr(checkpoint, "VERSION", "3")
     save(tmp_path / "c", {}, {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format 2, this release reads format 1"):
+    with pytest.raises(CheckpointError, match="has format 3, this release reads format 2"):
         load(tmp_path / "c")
 
 

@@ -87,6 +87,19 @@ def test_who_comes_second_changes_nothing(tmp_path, bank):
     assert sparing.resume(folder).model_sha256 == alone.model_sha256
 
 
+@pytest.mark.parametrize("gone", ["lock", "folder"])
+def test_a_run_whose_folder_was_taken_from_it_stops(tmp_path, gone):
+    folder = tmp_path / "a"
+
+    def remove(record):
+        if record.round == 1:
+            (folder / LOCK).unlink() if gone == "lock" else shutil.rmtree(folder)
+
+    with pytest.raises(CheckpointError, match="was removed or replaced while this run held it"):
+        sparing.run(TASK, out=folder, loggers=[remove], **STUDY)
+    assert not folder.exists() if gone == "folder" else len((folder / "rounds.csv").read_text().splitlines()) == 2
+
+
 def test_two_that_begin_at_once_in_an_empty_folder(tmp_path):
     lock = Lock(tmp_path)
     with pytest.raises(CheckpointError, match="in use by another run"):

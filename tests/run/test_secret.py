@@ -16,7 +16,7 @@ from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.keys import EVERYONE, Ctx
 from sparing.engines.engine import Job
 from sparing.run import secret as secrets
-from sparing.run.accountant import epsilon
+from sparing.run.accountant import cohorts, epsilon
 from sparing.run.releases import Releases
 from sparing.run.secret import Secret
 from sparing.run.tables import Table
@@ -162,7 +162,8 @@ def test_resumed_with_another_update_the_noise_is_unrelated_and_epsilon_counts_i
         assert float(apart.std()) == pytest.approx(length * scale, rel=0.1), "two independent draws"
     assert float(apart.std()) > 1e-3, "the update changed by 1e-4, the noise by all of it"
     pool, times = (8, 8) if mode == "central" else (1, 1), 4
-    assert resumed.epsilon == epsilon(2.0, Counter({pool: times}), 8**-1.1) > whole.epsilon
+    assert resumed.epsilon == pytest.approx(epsilon(2.0, Counter({pool: times}), 8**-1.1))
+    assert resumed.epsilon > whole.epsilon
 
 
 def released(folder, t):
@@ -358,6 +359,41 @@ def test_words_are_the_same_alone_and_together():
         Secret(bytes(32)).words(ctx, "a", 10, x)[1],
     ):
         assert not bool((changed == both[1]).any())
+
+
+def test_a_cohort_that_is_released_twice_was_sampled_once():
+    """Counting it as two cohorts would take the amplification twice: 1.27 instead of 2.63."""
+    twice = epsilon(2.0, Counter({(1000, 20, 2): 1}), 1e-5)
+    assert twice == epsilon(2.0 / math.sqrt(2), Counter({(1000, 20): 1}), 1e-5)
+    assert twice > epsilon(2.0, Counter({(1000, 20): 2}), 1e-5)
+    releases, fleet = Releases(), Fleet()
+    releases.add(1, {EVERYONE: "a"})
+    releases.add(1, {EVERYONE: "b"})
+    *_, found = zip(range(3), cohorts(fleet, 1000, 20, 0, releases), strict=False)
+    assert found[1] == Counter({(1000, 20, 2): 1, (1000, 20): 1})
+
+
+def test_a_line_that_lost_its_end_is_not_taken_for_one_never_written(tmp_path):
+    folder = broken(tmp_path / "a", MODES["central"], secret=KEY)
+    path = folder / "releases.csv"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"releases.csv was altered"):
+        sparing.resume(folder)
+
+
+def test_obfuscation_alone_keeps_no_digests(monkeypatch):
+    made = []
+
+    class Watched(Secret):
+        def __init__(self, key=None):
+            super().__init__(key)
+            made.append(self)
+
+    monkeypatch.setattr("sparing.run.start.Secret", Watched)
+    sparing.run(TASK, OBFUSCATE, **STUDY)
+    assert [secret.drawn for secret in made] == [{}]
 
 
 def test_what_is_written_of_a_release_says_nothing_without_the_secret():

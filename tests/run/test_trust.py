@@ -229,6 +229,16 @@ def test_another_way_to_measure_accuracy_is_another_task(tmp_path, monkeypatch):
         resume(tmp_path / "a", task=own_task())
 
 
+def test_another_trace_is_another_run(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,to\n0,1,9\n1,1,9\n")
+    with pytest.raises(Stop):
+        sparing.run(TASK, out=tmp_path / "a", loggers=[stop_after(1)], fleet={"trace": str(trace)}, **STUDY)
+    trace.write_text("client,from,to\n0,1,9\n1,1,9\n2,1,9\n3,1,9\n")
+    with pytest.raises(CheckpointError, match=r"fleet.trace or fleet.capacity changed"):
+        resume(tmp_path / "a")
+
+
 FULL = """
 import resource, sys
 import sklearn.datasets

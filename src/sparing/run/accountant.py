@@ -28,13 +28,13 @@ from sparing.core.protocols import Privacy
 from sparing.run.releases import Releases
 from sparing.task.fleet import Fleet
 
-Times = Counter[tuple[int, int]]
-"""How many rounds drew n clients from a pool: `times[pool, n]`."""
+Times = Counter[tuple[int, ...]]
+"""How many rounds drew n clients from a pool: `times[pool, n]`; `times[pool, n, k]`: and released them k times."""
 
 
 HOLDS = {
     "central": "holds for whoever sees the models but not ledger.csv, clients.csv or kept parcels, which name who took "
-    "part",
+    "part, nor checkpoint, pictures, clock and log, which can tell",
     "local": "holds for whoever sees every upload and knows whose it is",
 }
 
@@ -100,8 +100,9 @@ def epsilon(noise: float, times: Times, delta: float) -> float:
     if noise == 0 and any(times.values()):
         return math.inf
     orders, spent = library().DEFAULT_RDP_ORDERS, 0.0
-    for (pool, n), often in times.items():
-        spent = spent + often * np.array(divergence(noise, pool, n))
+    for (pool, n, *copies), often in times.items():
+        # k releases of one cohort, each with noise of its own, are one with noise / sqrt(k): it was sampled once
+        spent = spent + often * np.array(divergence(noise / math.sqrt(*copies or (1,)), pool, n))
     return float(library().compute_epsilon(orders, np.broadcast_to(spent, len(orders)), delta)[0])
 
 
@@ -133,7 +134,8 @@ def cohorts(fleet: Fleet, clients: int, count: int, seed: int, releases: Release
         yield Counter(found)
         pool = int(fleet.present(seed, t, clients).sum())
         if pool:
-            found[pool, min(count, pool)] += releases.count(t, EVERYONE)
+            cohort, copies = (pool, min(count, pool)), releases.count(t, EVERYONE)
+            found[cohort if copies == 1 else (*cohort, copies)] += 1
 
 
 def participations(fleet: Fleet, clients: int, count: int, seed: int, releases: Releases) -> Iterator[Times]:

@@ -24,7 +24,7 @@ from sparing.core.errors import CheckpointError
 from sparing.core.tree import Tree
 from sparing.run.files import replacing
 
-VERSION = "1"
+VERSION = "2"
 BLANK = "0" * 64
 OPENING = b'{"__metadata__":{"head":"'
 DTYPES = {

@@ -108,6 +108,7 @@ class Folder:
         return cls(Path(path))
 
     def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None, views: str = "") -> None:
+        self.lock.check()
         self.tables[ROUNDS].append(row_text(record))
         self.tables[LEDGER].append(ledger.ledger_text(t, outcome))
         self.tables[METRICS].append(metrics_text(record))
@@ -117,6 +118,7 @@ class Folder:
 
     def save(self, server: Server, bank: Bank, rows: Bank | None, meta: dict[str, Any]) -> None:
         """One durable checkpoint of the server, the clients, and the length and digest of every table."""
+        self.lock.check()
         self.beside[LOG].follow()
         marks = {name: table.mark() for name, table in (self.tables | self.beside).items()}
         tensors = (
@@ -139,6 +141,8 @@ class Folder:
         tensors, meta = checkpoint.load(self.path / CHECKPOINT)
         for name, table in (self.tables | self.beside).items():
             table.restore(meta["files"][name])
+        if (self.path / ENVIRONMENT).stat().st_size != self.beside[ENVIRONMENT].size:
+            raise CheckpointError(f"{self.path / ENVIRONMENT} was altered after it was written; restore it from a copy")
         return tensors, meta
 
     def cut(self) -> None:
@@ -156,6 +160,7 @@ class Folder:
         return table
 
     def finish(self, result: Result) -> None:
+        self.lock.check()
         with writing(self.path / SUMMARY):
             write_json(self.path / SUMMARY, result.summary)
 

@@ -32,6 +32,7 @@ SAID = {
     "validation": "the validation samples",
     "probe": "the server's probe samples",
     "held out": "which clients are held out",
+    "fleet": "the file fleet.trace or fleet.capacity",
     "loss": "the loss",
     "accuracy": "how accuracy is measured",
 }
@@ -48,6 +49,7 @@ def identity(study: Study, job: Job) -> Identity:
         "validation": digest(task.validation),
         "probe": digest(task.probe),
         "held out": digest((task.held_out,)),
+        "fleet": digest(job.fleet.trace, tuple(job.fleet.capacity.values())),
         "loss": losses,
         "accuracy": hits,
     }

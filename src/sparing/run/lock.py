@@ -18,7 +18,7 @@ class Lock:
     """Taken when it is made; refused in one sentence where another process, or another run of this one, has it."""
 
     def __init__(self, folder: Path):
-        path = folder / LOCK
+        self.path = path = folder / LOCK
         try:
             self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -45,6 +45,18 @@ class Lock:
             os.pwrite(self.fd, f"{os.getpid()}\n".encode(), 0)
         except OSError:
             pass  # a full disk: the number is only said to whoever comes second
+
+    def check(self) -> None:
+        """Refuse to write where the locked file is no longer the folder's: somebody else may hold the one there now."""
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            there = None
+        if there is None or not os.path.samestat(os.fstat(self.fd), there):
+            raise CheckpointError(
+                f"{self.path} was removed or replaced while this run held it, so another run may write here; this one "
+                "stops: let one of them go on"
+            )
 
 
 HELD: "weakref.WeakSet[Lock]" = weakref.WeakSet()

@@ -68,18 +68,21 @@ class Run:
 
     def release(self, t: int) -> None:
         """Called before anything of round t is written, printed or sent: epsilon counts it from here on."""
-        if not self.secret or not self.job.method.privacy:
+        found, privacy = self.secret.released(t) if self.secret else {}, self.job.method.privacy
+        if not found or not privacy:
             return
-        privacy, found = self.job.method.privacy, self.secret.released(t)
         mine = {who: digest for who, digest in found.items() if (who == EVERYONE) == (privacy.mode == "central")}
         if self.releases.add(t, mine):
-            self.recount()
-            assert self.spending is not None
-            if privacy.epsilon is not None and self.spending.spent(t) > privacy.epsilon:
+            free = self.job._replace(method=self.job.method._replace(privacy=privacy._replace(epsilon=None)))
+            account = spending_of(free, self.count, self.releases)
+            if account and privacy.epsilon is not None and account.spent(t) > privacy.epsilon:
                 raise CheckpointError(
                     f"round {t} comes to other values than when it was released before; both together spend epsilon "
-                    f"{self.spending.spent(t):.4g}, more than dp.epsilon {privacy.epsilon:g}: the run ends here"
+                    f"{account.spent(t):.4g}, more than dp.epsilon {privacy.epsilon:g}: the run ends here"
                 )
+            self.recount()
+        if self.folder:
+            self.folder.lock.check()
         self.releases.write()
 
     def save(self) -> None:
@@ -93,9 +96,9 @@ class Run:
     def finish(self, result: Result) -> None:
         """Write down what the run came to; its secret is deleted, unless it is to be kept."""
         if self.folder:
-            self.folder.finish(result)
             if not self.study.keep_secret:
                 delete(self.folder.path)
+            self.folder.finish(result)
 
     def close(self) -> None:
         self.bank.close()
@@ -141,7 +144,11 @@ def loop(run: Run, loggers: Sequence[Logger] = ()) -> Result:
             ids = run.job.fleet.cohort(study.seed, t, run.clients, run.count)
             shown = run.folder is not None and pictures.is_shown(t, run.last)
             views = pictures.before(run.job, run.bank, run.server, ids, t, study.record) if shown else []
-            run.server, under_way = run.engine.start(run.server, ids, t)
+            try:
+                run.server, under_way = run.engine.start(run.server, ids, t)
+            except BaseException:
+                run.release(t)  # what stops the run is said, and may tell of what was noised
+                raise
             views += pictures.after(run.job, run.server, t) if shown else []
             while waiting:
                 waiting.pop()()

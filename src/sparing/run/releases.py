@@ -36,6 +36,8 @@ class Releases:
         self.table.restore(mark)
         data = self.table.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
+        if is_whole(data[len(whole) :]):
+            raise CheckpointError(f"{self.table.path} was altered after it was written; restore it from a copy")
         for line in whole[len(HEADER) :].decode(errors="replace").splitlines():
             round, client, digest = checked(line, self.table.path)
             self.digests.setdefault((round, client), set()).add(digest)
@@ -67,6 +69,12 @@ class Releases:
             self.table.append(self.unwritten)
             self.table.mark()
         self.unwritten = ""
+
+
+def is_whole(tail: bytes) -> bool:
+    """Whether what stands behind the last line is one that lost its end, and not one that was never written whole."""
+    *_, last = tail.split(b",")
+    return tail.count(b",") >= 3 and len(last) > 8
 
 
 def line(t: int, who: int, digest: str) -> str:

@@ -54,7 +54,7 @@ class Table:
 
     def follow(self) -> None:
         """Take in what somebody else of this process, such as a logger, has appended meanwhile."""
-        with open(self.path, "rb") as file:
+        with writing(self.path), open(self.path, "rb") as file:
             file.seek(self.size)
             while block := file.read(BLOCK):
                 self.extend(block)

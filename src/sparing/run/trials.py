@@ -92,7 +92,10 @@ def described(plan: Sweep) -> Any:
 
 def known(folder: Path) -> list[Settings]:
     """The settings of every trial there ever was, by number."""
-    return json.loads((folder / TRIALS).read_text())
+    try:
+        return json.loads((folder / TRIALS).read_text())
+    except (OSError, ValueError):
+        raise ConfigError(f"{folder / TRIALS} is missing or not as it was written; restore it from a copy") from None
 
 
 def add(folder: Path, settings: Settings) -> int:
@@ -121,7 +124,7 @@ def trial(folder: Path, plan: Sweep, number: int, settings: Settings, seeds: Seq
     for seed in seeds:
         path = run_folder(folder, number, seed)
         if (path / FAILED).exists():
-            failed[seed] = (path / FAILED).read_text().strip()
+            failed[seed] = (path / FAILED).read_text(errors="replace").strip()
         elif all((path / name).exists() for name in (CONFIG, SUMMARY)) and (run := read(path)).finished:
             up, down = (sum(getattr(r, name) for r in run.table) for name in ("up_bytes", "down_bytes"))
             judged = last(run.table, plan.judge)

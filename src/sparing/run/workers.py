@@ -20,6 +20,7 @@ from sparing.core.errors import ConfigError, SparingError, TrainingError
 from sparing.run.config import Study, study_from
 from sparing.run.files import write_atomic
 from sparing.run.folder import CONFIG, FAILED
+from sparing.run.secret import delete
 from sparing.run.start import resume, start
 
 TICK = 0.25  # seconds
@@ -88,6 +89,8 @@ def train(folder: Path, study: Study) -> None:
             start(study, out=folder)
     except TrainingError as error:
         write_atomic(folder / FAILED, f"{error}\n".encode())
+        if not study.keep_secret:
+            delete(folder)
 
 
 def leave_with_parent() -> None:

@@ -111,7 +111,10 @@ def tracking(names: Sequence[str], folder: str | Path) -> Iterator[Logger]:
 
 def opened(name: str, folder: Path, first: int) -> Open:
     path = folder / TRACKED
-    before = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        before = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError:
+        raise ConfigError(f"{path} is not as it was written; restore it from a copy, or delete it") from None
     tracker = TRACKERS[name](Where(folder, config_of(folder), before.get(name), first))
     if tracker.name:
         write_json(path, before | {name: tracker.name})
