@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -391,7 +392,7 @@ def test_obfuscation_alone_keeps_no_digests(monkeypatch):
             super().__init__(key)
             made.append(self)
 
-    monkeypatch.setattr("sparing.run.start.Secret", Watched)
+    monkeypatch.setattr(sys.modules["sparing.run.start"], "Secret", Watched)
     sparing.run(TASK, OBFUSCATE, **STUDY)
     assert [secret.drawn for secret in made] == [{}]
 
