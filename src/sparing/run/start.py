@@ -14,7 +14,7 @@ from torch import nn
 
 from sparing.core import tree
 from sparing.core.compose import compose, remade
-from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.errors import ConfigError
 from sparing.core.protocols import Method
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
@@ -120,17 +120,13 @@ def restore(run: Run, key: bytes | None) -> None:
     assert folder is not None
     tensors, meta = folder.load()
     refuse_another(meta["identity"], run.identity, folder.path / CHECKPOINT)
-    server = server_of(tensors)
-    for was, now, how in ((server.past, run.server.past, "broadcast"), (server.fit, run.server.fit, "factored")):
-        if was.keys() != now.keys():
-            raise CheckpointError(f"{folder.path} was {how} by an older release; resume with it, or start a new run")
     run.done, run.seconds, run.table = meta["round"], meta["seconds"], folder.records(meta["round"])
     if run.secret:
         run.releases.restore(meta["releases"])
         run.recount()
         if run.done < run.last or key is not None:
             secrets.refuse_other(run.secret, key, meta["secret"], folder.path)
-    run.server = server._replace(rows=run.rows).to(run.server.device)
+    run.server = server_of(tensors)._replace(rows=run.rows).to(run.server.device)
     run.bank.restore(under("bank", tensors))
     if run.rows is not None:
         run.rows.restore(under("rows", tensors))
