@@ -6,12 +6,11 @@ from torch import nn
 
 import sparing
 from sparing.core.compose import compose
-from sparing.core.errors import CheckpointError, ConfigError, MethodError
+from sparing.core.errors import ConfigError, MethodError
 from sparing.core.registry import find
 from sparing.core.tree import layout_of
 from sparing.engines import debug
 from sparing.parts import quant
-from sparing.run import checkpoint
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
 
@@ -108,15 +107,6 @@ def test_a_broken_run_resumes_to_the_same_bits_and_bytes(tmp_path, engine):
     resumed = sparing.resume(tmp_path / "broken", task=task())
     assert resumed.model_sha256 == whole.model_sha256
     assert ledger(tmp_path / "broken") == ledger(tmp_path / "whole")
-
-
-def test_a_checkpoint_from_before_is_refused(tmp_path):
-    sparing.run(task(), "stc", out=tmp_path / "r", **STUDY)
-    file = tmp_path / "r/checkpoint.safetensors"
-    tensors, meta = checkpoint.load(file)
-    checkpoint.save(file, {name: x for name, x in tensors.items() if not name.startswith("past/")}, meta)
-    with pytest.raises(CheckpointError, match="older release"):
-        sparing.resume(tmp_path / "r", task=task())
 
 
 def test_the_plain_engine_sees_when_a_client_has_another_model(monkeypatch):
