@@ -309,7 +309,7 @@ def test_a_second_ctrl_c_ends_the_process_whatever_its_threads_do():
 
 def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
     child = process("run", *SMALL[:2], "rounds=100000", "plan.path=loop", "plan.threads=2", "--out", "pressed")
-    while not Path("pressed/checkpoint.safetensors").exists():
+    while not Path("pressed/config.yaml").exists():
         assert child.poll() is None
     press(child)
     _, err = child.communicate(timeout=30)

@@ -46,7 +46,7 @@ def write_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}); choose another folder") from None
+        raise ConfigError(f"cannot write {path} ({error.strerror or error}); choose another folder") from None
     return path
 
 
