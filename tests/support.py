@@ -1,5 +1,6 @@
 """Small things that many tests need: layouts, contexts, random parcels."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -9,6 +10,19 @@ from sparing.core.keys import Ctx
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.protocols import View
 from sparing.core.tree import Layout, Tree, layout_of
+from sparing.run.results import Record
+
+
+class Stop(Exception):
+    """Ends a run as a crash would."""
+
+
+def stop_after(t: int) -> Callable[[Record], None]:
+    def log(record: Record) -> None:
+        if record.round == t:
+            raise Stop
+
+    return log
 
 
 def make_ctx(ids: list[int], n: list[int] | None = None, seed: int = 0, t: int = 1, clients: int = 50) -> Ctx:

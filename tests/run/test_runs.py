@@ -15,22 +15,11 @@ from sparing.core.errors import CheckpointError, ConfigError, DataError, MethodE
 from sparing.run.loop import cohort_size, spread
 from sparing.run.results import COLUMNS, worst_decile
 from sparing.task.models import network
+from support import Stop, stop_after
 
 TASK = {"clients": 10, "model": "mlp"}
 METHOD = "psfed+topk+int8+memory"
 OPTIONS = {"rounds": 6, "sample": 5, "local": {"epochs": 1, "batch": 32}, "seed": 3}
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(t):
-    def log(record):
-        if record.round == t:
-            raise Stop
-
-    return log
 
 
 @pytest.mark.parametrize("bank", ["memory", "file"])

@@ -22,24 +22,13 @@ from sparing.run.releases import Releases
 from sparing.run.secret import Secret
 from sparing.run.tables import Table
 from sparing.task.fleet import Fleet
+from support import Stop, stop_after
 
 STUDY = {"rounds": 4, "sample": 4, "seed": 1, "local": {"steps": 1}, "plan": {"path": "loop"}}
 TASK = {"clients": 8, "model": "mlp"}
 KEY = bytes(range(32))
 MODES = {"central": [{"dp": {"noise": 2.0}}], "local": [{"dp": {"noise": 2.0, "mode": "local"}}]}
 OBFUSCATE = [{"obfuscate": {"noise": 0.5, "rotate": True}}]
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_after(t):
-    def log(record):
-        if record.round == t:
-            raise Stop
-
-    return log
 
 
 def broken(folder, method, after=3, **options):
