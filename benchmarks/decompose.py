@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from sparing.core.factors import matrix_of, product
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.tree import layout_of, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
 from sparing.task.data import load

@@ -17,8 +17,8 @@ import time
 import torch
 
 from sparing.core.fold import Fold
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival
 
 RESNET = [(64, 3, 3, 3), *[(64, 64, 3, 3)] * 4]
 for a, b in ((64, 128), (128, 256), (256, 512)):

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError
-from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
+from sparing.core.parcel import Leaf, Parcel, Schema, sent
+from sparing.core.tree import cleared
 from sparing.core.wire import ans, chances, codes, dense, from_bytes, index, places, schema_of, to_bytes, version_of
 from sparing.core.wire.frame import CRC, HASH, MAGIC, read_header
 from sparing.core.wire.index import Reader, varint

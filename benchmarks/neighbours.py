@@ -21,8 +21,8 @@ import torch
 from torch import nn
 
 from sparing.core.compose import compose
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival, Blended
 from sparing.core.round import Under, first_row, first_server, outgoing
 from sparing.core.tree import Tree, layout_of, tree_of
 from sparing.recipes.pfedsim import pfedsim

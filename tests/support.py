@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.protocols import View
+from sparing.core.method import View
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.run.results import Record
 

@@ -3,7 +3,7 @@ import torch
 
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Codec, Step
+from sparing.core.method import Codec, Step
 from sparing.core.registry import find, known
 from sparing.run.config import method_list
 from sparing.run.methods import recipes

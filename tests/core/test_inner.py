@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from sparing.core import inner
-from sparing.core.inner import Term, products
-from sparing.core.product import Product, formed
+from sparing.core.reduce import Term, dots
+from sparing.accel.lazy_product import Product, formed
 from sparing.core.reduce import total
 
 SHAPES = [(3, 2), (), (5000,), (0,), (70, 300)]

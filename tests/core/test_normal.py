@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparing.core.normal import fresh, from_words, keyed, log, normal, root
+from sparing.core.gaussian import fresh, from_words, keyed, log, normal, root
 from support import make_ctx
 
 

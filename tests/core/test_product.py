@@ -5,11 +5,12 @@ import torch
 
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
-from sparing.core.inner import rows
+from sparing.core.reduce import rows
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.product import Product, formed, less
-from sparing.core.protocols import Arrival
-from sparing.core.tree import Grown, only, since
+from sparing.accel.lazy_product import Product, formed, less
+from sparing.core.method import Arrival
+from sparing.accel.grown import Grown
+from sparing.core.tree import only, since
 from sparing.core.wire import sizes, to_bytes
 from support import make_ctx
 

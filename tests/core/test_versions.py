@@ -3,7 +3,7 @@
 import torch
 
 from sparing.core.compose import compose
-from sparing.core.protocols import Blended
+from sparing.core.method import Blended
 from sparing.core.registry import find
 from sparing.core.tree import Layout, layout_of, tree_of
 from sparing.core.versions import first_past, known, told

@@ -14,7 +14,7 @@ from torch import nn
 
 import sparing
 from sparing.core.errors import TrainingError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.threads import side_by_side
 from sparing.engines.engine import parts
 from sparing.task import outer

@@ -10,7 +10,7 @@ from sparing.core.compose import compose
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import WireError
 from sparing.core.parcel import Cut, Parcel, pick
-from sparing.core.protocols import Broadcast, Codec, Local, Share
+from sparing.core.method import Broadcast, Codec, Local, Share
 from sparing.core.round import (
     begin,
     client,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
-from sparing.core.protocols import Arrival
+from sparing.core.method import Arrival
 from support import make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()

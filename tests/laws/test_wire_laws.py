@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, cleared, row
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row
+from sparing.core.tree import cleared
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]

@@ -15,7 +15,7 @@ from sparing.core.components import decomposed, matrix
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.fit import ENOUGH, fitted, reached
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each, row
 from sparing.core.registry import find
 from sparing.core.tree import Layout

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Arrival, Blended
+from sparing.core.method import Arrival, Blended
 from sparing.parts.byrank import by_rank, history
 from support import make_ctx
 

@@ -6,8 +6,8 @@ import torch
 
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Weigh
+from sparing.core.context import Ctx
+from sparing.core.method import Weigh
 from sparing.core.registry import find
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout, cat

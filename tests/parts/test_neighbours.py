@@ -6,7 +6,7 @@ import torch
 
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Arrival, Blended
+from sparing.core.method import Arrival, Blended
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand, take, under
 from sparing.parts.neighbours import TOP, heads_up, met, neighbours, weights_of

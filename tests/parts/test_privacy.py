@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from reference import drive
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, WireError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.protocols import Arrival, Blended, View, evenly
+from sparing.core.method import Arrival, Blended, View, evenly
 from sparing.core.tree import Layout
 from sparing.parts import privacy
 from sparing.recipes.dp import dp

@@ -5,8 +5,8 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.registry import find
 from sparing.core.round import first_client, first_server, outgoing, schema_down, starting_models
 from sparing.core.tree import Layout, expand, layout_of, tree_of

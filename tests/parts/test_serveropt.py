@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Blended
+from sparing.core.method import Blended
 from sparing.core.tree import Layout
 from sparing.parts.serveropt import adaptive, momentum
 from support import make_ctx

@@ -10,7 +10,7 @@ import sparing
 from reference import stein as reference
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Arrival, Blended
+from sparing.core.method import Arrival, Blended
 from sparing.core.round import begin, first_server, settle
 from sparing.core.tree import Layout, under
 from sparing.parts.stein import Settings, stein

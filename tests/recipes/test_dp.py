@@ -9,10 +9,10 @@ import torch
 import sparing
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Schema
 from sparing.core.private import told
-from sparing.core.protocols import Local
+from sparing.core.method import Local
 from sparing.core.registry import known
 from sparing.core.tree import layout_of
 from sparing.recipes.dp import dp

@@ -7,7 +7,7 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.factors import along, pace
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.core.tree import layout_of
 from sparing.recipes.fedhm import fedhm
 from sparing.run.check import trial

@@ -13,7 +13,7 @@ import sparing
 from reference import drive
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, WireError
-from sparing.core.protocols import Blended
+from sparing.core.method import Blended
 from sparing.core.round import begin, first_server, incoming, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.core.wire import nbytes

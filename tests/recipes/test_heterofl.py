@@ -7,7 +7,7 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.recipes.heterofl import heterofl

@@ -11,7 +11,7 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, SparingError
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand, layout_of
 from sparing.core.wire import sizes

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Parcel, pick
 from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
 from sparing.core.tree import cat, expand, take

@@ -7,7 +7,7 @@ from torch import nn
 
 from reference import fedopt as reference
 from sparing.core.compose import compose
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, under
 from sparing.run.bank import MemoryBank

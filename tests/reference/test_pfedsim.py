@@ -7,7 +7,7 @@ from torch import nn
 
 from reference import pfedsim as reference
 from sparing.core.compose import compose
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, rows, under
 from sparing.recipes.fedsim import fedsim

@@ -6,7 +6,7 @@ import torch
 
 from reference import stein as reference
 from sparing.core.compose import compose
-from sparing.core.protocols import Weigh
+from sparing.core.method import Weigh
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout
 from sparing.recipes.stein import stein

@@ -14,7 +14,7 @@ from dp_accounting.rdp import RdpAccountant
 import sparing
 from reference import dp as reference
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Privacy
+from sparing.core.method import Privacy
 from sparing.run import accountant
 from sparing.run.accountant import account, epsilon
 from sparing.run.releases import Releases

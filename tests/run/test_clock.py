@@ -9,8 +9,8 @@ import torch
 
 import sparing
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Codec, Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Codec, Local, Phase
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job, bytes_in
 from sparing.engines.vector import Vector

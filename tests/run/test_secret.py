@@ -14,7 +14,7 @@ import yaml
 
 import sparing
 from sparing.core.errors import CheckpointError, ConfigError
-from sparing.core.keys import EVERYONE, Ctx
+from sparing.core.context import EVERYONE, Ctx
 from sparing.engines.engine import Job
 from sparing.run import secret as secrets
 from sparing.run.accountant import cohorts, epsilon

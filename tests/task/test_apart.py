@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from sparing.core.mix import Mix
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.task.clients import Clients
 from sparing.task.local import train
 from sparing.task.losses import cross_entropy

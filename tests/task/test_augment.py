@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import vmap
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.augment import augmented, augments, crop, flip
 from sparing.task.clients import Clients

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.core.keys import Ctx
-from sparing.core.product import Product
-from sparing.core.protocols import Local, Phase
-from sparing.core.tree import Grown, tree_of
+from sparing.core.context import Ctx
+from sparing.accel.lazy_product import Product
+from sparing.core.method import Local, Phase
+from sparing.accel.grown import Grown
+from sparing.core.tree import tree_of
 from sparing.parts.lowrank import resized_module
 from sparing.task.augment import augments
 from sparing.task.captured import RECORDS

@@ -5,7 +5,8 @@ import torch
 
 import sparing
 from sparing.core.errors import DataError
-from sparing.core.keys import EVERYONE, hashes
+from sparing.core.context import EVERYONE
+from sparing.core.keys import hashes
 from sparing.run.config import study_from
 from sparing.run.start import fleet_of, named_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace

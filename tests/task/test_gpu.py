@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import to, tree_of
 from sparing.task.augment import augments
 from sparing.task.clients import Clients

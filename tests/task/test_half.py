@@ -8,8 +8,8 @@ from torch import nn
 
 import sparing
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import tree_of
 from sparing.parts.lowrank import resized_module
 from sparing.task import held, outer

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import sparing
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.fold import terms
-from sparing.core.keys import Ctx
-from sparing.core.product import Product
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.accel.lazy_product import Product
+from sparing.core.method import Local, Phase
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.augment import augments
 from sparing.task.clients import Clients

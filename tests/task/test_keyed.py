@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
 from sparing.task.keyed import KeyedDropout, Step, drop_keys, recast

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.core.keys import Ctx, hashes
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.keys import hashes
+from sparing.core.method import Local, Phase
 from sparing.core.tree import Tree, expand, layout_of, sha256, take, tree_of
 from sparing.task import conv
 from sparing.task.clients import Clients

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
 from sparing.task.evaluate import evaluate, evaluate_all

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, tree_of
 from sparing.task import chain, outer
 from sparing.task.clients import Clients

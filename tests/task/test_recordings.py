@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.task import captured
 
 

@@ -8,8 +8,9 @@ from torch.nn.functional import pad
 
 import sparing.task.schedule as schedule
 from sparing.core.errors import TrainingError
-from sparing.core.keys import Ctx, hashes
-from sparing.core.protocols import Phase
+from sparing.core.context import Ctx
+from sparing.core.keys import hashes
+from sparing.core.method import Phase
 from sparing.task.augment import flip
 from sparing.task.batches import batches, counted_from, shuffle_keys
 from sparing.task.clients import Clients

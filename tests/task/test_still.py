@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparing.core.errors import TrainingError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Local, Phase
+from sparing.core.context import Ctx
+from sparing.core.method import Local, Phase
 from sparing.core.tree import layout_of, sha256, tree_of
 from sparing.task import loop
 from sparing.task.clients import Clients

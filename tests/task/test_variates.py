@@ -1,6 +1,6 @@
 import torch
 
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 from sparing.task.variates import pull, renewed
 from support import make_ctx
 

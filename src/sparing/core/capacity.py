@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import MethodError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 
 
 def check_ratios(method: str, ratios: Sequence[float]) -> None:
@@ -20,8 +20,6 @@ def by_capacity(ratios: Sequence[float], what: str) -> Callable[[Ctx], Tensor]:
     """Each client's size: the largest ratio within the `what` it declares, else the smallest; undeclared, by its id."""
 
     def sizes(ctx: Ctx) -> Tensor:
-        if ctx.sizes is not None:
-            return ctx.sizes
         declared = (ctx.capacity or {}).get(what)
         if declared is None:
             return ctx.ids % len(ratios)

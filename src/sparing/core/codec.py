@@ -1,15 +1,18 @@
 """Putting codecs together: one after the other (`chain`), and with a memory of what was not sent (`feedback`)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, cleared
-from sparing.core.protocols import Codec, View
-from sparing.core.tree import Layout, Tree, prefixed, under
+from sparing.core.method import Codec, Effect, View
+from sparing.core.ops import add_each
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
+from sparing.core.tree import Layout, Tree, cleared, prefixed, under
+
+Part = TypeVar("Part", Leaf, Spec)
 
 SAME = Codec(encode=lambda parcel, state, view: (parcel, {}))
 
@@ -47,59 +50,78 @@ def chain(*codecs: Codec) -> Codec:
         return after
 
     name = "+".join(codec.name for codec in codecs)
-    traits = frozenset[str]().union(*(codec.traits for codec in codecs))
-    known = [codec.changes for codec in codecs if codec.changes is not None]
-    changes = frozenset[str]().union(*known) if len(known) == len(codecs) else None
-    return Codec(encode, decode, schema, init, lost, name, any(codec.lossy for codec in codecs), traits, changes)
+    over = [codec.over for codec in codecs if codec.over is not None]
+    seen = frozenset[str]().union(*over) if len(over) == len(codecs) else None
+    return Codec(encode, decode, schema, init, lost, name, joint_effect(codecs), seen)
+
+
+def joint_effect(codecs: tuple[Codec, ...]) -> Effect:
+    """All that they give, and all that one of them refuses."""
+    effect = codecs[0].effect
+    for codec in codecs[1:]:
+        gives, refuses, lossy, traits = codec.effect
+        effect = Effect(effect.gives | gives, effect.refuses | refuses, effect.lossy or lossy, effect.traits | traits)
+    return effect
+
+
+def only(codec: Codec, names: frozenset[str]) -> Codec:
+    """The codec over these tensors; it never sees others, which are sent as they are."""
+    return led_past(codec, lambda name: name not in names)._replace(over=names)
 
 
 def past(codec: Codec, names: frozenset[str]) -> Codec:
     """The codec with these tensors led past it: they are sent as they are."""
-    if not names:
-        return codec
+    return led_past(codec, lambda name: name in names) if names else codec
 
-    def parted(parcel: Parcel) -> tuple[Parcel, dict[str, Leaf]]:
-        aside = {name: leaf for name, leaf in parcel.leaves.items() if name in names}
-        return parcel._replace(leaves={n: leaf for n, leaf in parcel.leaves.items() if n not in names}), aside
+
+def led_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
+    def parted(leaves: dict[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
+        """What the codec sees, and what goes past it."""
+        rest = {name: leaf for name, leaf in leaves.items() if not is_past(name)}
+        return rest, {name: leaf for name, leaf in leaves.items() if is_past(name)}
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
-        rest, aside = parted(parcel)
-        out, state = codec.encode(rest, state, view)
-        return out._replace(leaves=out.leaves | aside), state
+        rest, aside = parted(parcel.leaves)
+        out, state = codec.encode(parcel._replace(leaves=rest), state, view)
+        return out._replace(leaves=in_order(parcel.leaves, out.leaves, aside)), state
 
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
-        rest, aside = parted(parcel)
-        out = codec.decode(rest, ctx)
-        return out._replace(leaves=out.leaves | aside)
+        rest, aside = parted(parcel.leaves)
+        out = codec.decode(parcel._replace(leaves=rest), ctx)
+        return out._replace(leaves=in_order(parcel.leaves, out.leaves, aside))
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
-        aside = {name: spec for name, spec in expected.leaves.items() if name in names}
-        rest = {name: spec for name, spec in expected.leaves.items() if name not in names}
+        rest, aside = parted(expected.leaves)
         out = codec.schema(expected._replace(leaves=rest), ctx)
-        return out._replace(leaves=out.leaves | aside)
+        return out._replace(leaves=in_order(expected.leaves, out.leaves, aside))
 
     def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
-        return codec.lost(parted(parcel)[0], state, ctx)
+        return codec.lost(parcel._replace(leaves=parted(parcel.leaves)[0]), state, ctx)
 
     return codec._replace(encode=encode, decode=decode, schema=schema, lost=lost)
 
 
-def feedback(codec: Codec, private: frozenset[str] = frozenset(), sure: bool = False) -> Codec:
+def in_order(like: dict[str, Part], seen: dict[str, Part], aside: dict[str, Part]) -> dict[str, Part]:
+    """Both together: first those that were there before, in their order, then what is new."""
+    both = seen | aside
+    return {name: both[name] for name in like if name in both} | both
+
+
+def feedback(codec: Codec, private: frozenset[str] = frozenset(), arrives: bool = False) -> Codec:
     """Error feedback: what `codec` leaves out or rounds away is added to the next update.
 
     decoded + residual = wanted, exactly for sparsifiers, to rounding for quantisers. Coordinates outside the scope
     of a round keep their residual, as do clients that sit out. A parcel that never arrived is put back by `lost`.
-    Private tensors are never sent, so nothing is remembered of them; nor, where parcels are `sure` to arrive, of what
-    the codec leaves as it is.
+    Private tensors are never sent, so nothing is remembered of them; nor, where every parcel `arrives`, of tensors that
+    the codec does not see.
     """
-
-    apart = codec.changes if sure else None
+    over = codec.over if arrives else None
 
     def init(layout: Layout) -> Tree:
         residual = {
             name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name])
             for name in layout.params
-            if layout.dtypes[name].is_floating_point and name not in private and (apart is None or name in apart)
+            if layout.dtypes[name].is_floating_point and name not in private and (over is None or name in over)
         }
         return prefixed("residual", residual) | prefixed("inner", codec.init(layout))
 
@@ -107,7 +129,7 @@ def feedback(codec: Codec, private: frozenset[str] = frozenset(), sure: bool = F
         residual = under("residual", state)
         leaves = dict(parcel.leaves)
         names = [name for name in residual if name in leaves]
-        values = added([leaves[name].value for name in names], [residual[name] for name in names])
+        values = add_each([leaves[name].value for name in names], [residual[name] for name in names])
         for name, value in zip(names, values, strict=True):
             leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
         wanted = Parcel(leaves, parcel.notes)
@@ -126,12 +148,7 @@ def feedback(codec: Codec, private: frozenset[str] = frozenset(), sure: bool = F
         inner = codec.lost(parcel, under("inner", state), ctx)
         return prefixed("residual", residual) | prefixed("inner", inner)
 
-    return Codec(encode, codec.decode, codec.schema, init, lost, f"memory({codec.name})", codec.lossy, codec.traits)
-
-
-def added(xs: list[Tensor], ys: list[Tensor]) -> Sequence[Tensor]:
-    """Sums of many pairs; on a GPU in few operations."""
-    return torch._foreach_add(xs, ys) if xs else []  # pyright: ignore[reportPrivateImportUsage]
+    return Codec(encode, codec.decode, codec.schema, init, lost, f"memory({codec.name})", codec.effect)
 
 
 def refuse_part(codec: str, name: str, leaf: Leaf) -> None:

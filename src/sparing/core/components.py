@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.factors import Shape, matrix_of, sides, weight_of
-from sparing.core.keys import Ctx
-from sparing.core.parcel import cleared
+from sparing.core.context import Ctx
+from sparing.core.tree import cleared
 from sparing.core.rounding import codes_of, digits, rounded
 from sparing.core.subspace import Components, strongest
 from sparing.core.tree import column

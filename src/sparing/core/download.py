@@ -9,14 +9,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import WireError
-from sparing.core.keys import Ctx
-from sparing.core.padded import own_sizes_later
+from sparing.core.method import Method
 from sparing.core.parcel import Leaf, Parcel, Schema, each
-from sparing.core.protocols import Method
 from sparing.core.tree import Tree
 from sparing.core.versions import at, frame_schema, onward, table
-from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, split, to_bytes
+from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, sizes_later, split, to_bytes
 
 
 def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
@@ -24,7 +23,7 @@ def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Ten
     whole = {kind: x.cpu() for kind, x in sizes(down).items()}
     if not fits(past, down):
         return torch.zeros(len(ctx.ids), dtype=torch.bool), whole
-    held_K = past["held"][ctx.ids].cpu()
+    held_K = past["held"].cpu()[ctx.ids]
     rounds, lengths = table(past)
     first_K = torch.searchsorted(torch.tensor(rounds, dtype=torch.int64), held_K)
     own = torch.stack([x.cpu().expand(len(held_K)) for x in sizes(Parcel({}, down.notes)).values()], dim=1)
@@ -33,10 +32,10 @@ def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Ten
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
 
 
-def downloads_later(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
+def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
     """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
     if not fits(past, down):
-        return own_sizes_later(method, down, ctx)
+        return sizes_later(down)
     found = downloads(past, down, ctx)[1]
     return lambda: found
 
@@ -50,7 +49,7 @@ def write_download(past: Tree, down: Parcel, ctx: Ctx) -> bytes:
     """One client's download (K = 1): the updates it misses and its notes, or `down` as it is."""
     if not bool(downloads(past, down, ctx)[0][0]):
         return to_bytes(down, 0, f"{about(ctx)}/down")
-    held = int(past["held"][ctx.ids[0]])
+    held = int(past["held"][int(ctx.ids[0])])
     missed = [t for t in table(past)[0] if t >= held]
     parts = [past[f"frame/{t}"].cpu().numpy().tobytes() for t in missed]
     return b"".join((*parts, to_bytes(Parcel({}, down.notes), 0, closing(ctx, held, missed))))
@@ -65,7 +64,7 @@ def read_download(
     comes. Also gives what it expected of each parcel.
     """
     *updates, last = split(data, ctx.round - max(held, 0) + 1)
-    device = ctx.ids.device
+    device = ctx.device
     if not copy or (not updates and hash_in(last) == fingerprint(whole)):
         return each(from_bytes(data, whole), lambda x: x.to(device)), [whole]
     schemas, rounds, t = [], [], held

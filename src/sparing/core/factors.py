@@ -19,16 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparing.core.gpu import ready
-from sparing.core.parcel import cleared
-from sparing.core.product import Product
+from sparing.core.operation import operation
 from sparing.core.threads import intra_op
 
 Shape = tuple[int, ...]
 FARTHEST = 4.0
 """How many times as far as a step on the weight itself one on its two factors may move their product."""
-LONG, PARTS = 4096, 16
-"""Rows of so many numbers are cut into so many parts on a GPU: few sums come of them, and most of it would idle."""
 
 
 def in_plane(shape: Shape) -> Shape:
@@ -102,17 +98,13 @@ def factors_of(u: Tensor, s: Tensor, v: Tensor, shape: Shape) -> tuple[Tensor, T
     return a.contiguous(), b.contiguous()
 
 
+@operation
 def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     """`[K, m, r(, kh, 1)]` and `[K, r, n(, 1, kw)]` -> the weights `[K, m, n(, kh, kw)]`, those of a convolution in the
     plane.
 
-    Row by row on one thread, in memory of its own, since a library's batched product depends on who is in the batch;
-    on a GPU in a kernel of ours, which does not.
+    Row by row on one thread, in memory of its own, since a library's batched product depends on who is in the batch.
     """
-    if ready(a_K) and a_K.dtype == torch.float32:
-        from sparing.core.gpu.factors import products
-
-        return products(a_K, b_K)
     shape = (a_K.shape[1], b_K.shape[2], *((a_K.shape[3], b_K.shape[4]) if a_K.ndim == 5 else ()))
     tall = a_K.transpose(2, 3).flatten(1, 2).squeeze(3) if a_K.ndim == 5 else a_K
     with intra_op(1):
@@ -120,32 +112,10 @@ def product(a_K: Tensor, b_K: Tensor) -> Tensor:
     return weight_of(torch.stack(rows), shape)
 
 
-def padded(a: Tensor, b: Tensor, rank_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Factors `[1, m, r(, kh, 1)]` and `[1, r, n(, 1, kw)]` that all share, for K clients: zero beyond their ranks.
-
-    Training leaves these zeros as they are: the gradient of either factor is a product with the other one.
-
-    >>> padded(torch.ones(1, 1, 2), torch.ones(1, 2, 1), torch.tensor([1, 2]))[0]
-    tensor([[[1., 0.]],
-    <BLANKLINE>
-            [[1., 1.]]])
-    """
-    within, ones = torch.arange(b.shape[1], device=b.device) < rank_K[:, None], [1] * (b.ndim - 3)
-    return cleared(a, within.view(len(within), 1, -1, *ones)), cleared(b, within.view(len(within), -1, 1, *ones))
-
-
-def summable(a_K: Tensor, b_K: Tensor) -> Tensor:
-    """The same weights, those of a dense layer as a `Product`, where the last bits may depend on who is in the call."""
-    return product(a_K, b_K) if a_K.ndim == 5 else Product(a_K.mT, b_K)
-
-
+@operation
 def squared(rows: Tensor) -> Tensor:
     """`rows rows^T`: `[..., r, n]` -> `[..., r, r]`."""
-    parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
-    if parts == 1:
-        return rows @ rows.mT
-    cut = rows.unflatten(-1, (parts, -1)).movedim(-2, -3).contiguous()
-    return (cut @ cut.mT).sum(-3)
+    return rows @ rows.mT
 
 
 def pace(a: Tensor, b: Tensor) -> Tensor:

@@ -16,15 +16,11 @@ Values are zero wherever they are not sent, so a parcel has one form only and `f
     tensor([[False,  True]])
 """
 
-import math
 from collections.abc import Callable
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from sparing.core.tree import Tree, abreast
 
 
 class Leaf(NamedTuple):
@@ -83,31 +79,6 @@ def sent(leaf: Leaf) -> Tensor | None:
     for keep in leaf.keep:
         mask = keep if mask is None else mask & keep
     return mask
-
-
-def cleared(value: Tensor, mask: Tensor | None) -> Tensor:
-    """The value with zeros wherever the mask is false."""
-    return value if mask is None else torch.where(mask, value, zero(value.dtype, value.device))
-
-
-def cleared_all(tree: Tree, cuts: Cuts) -> Tree:
-    """The same of every tensor that is shared; on a GPU many together, in one operation."""
-    masks = {name: cut.mask for name, cut in cuts.items() if cut.mask is not None}
-    some = [n for n, mask in masks.items() if mask.is_cuda and mask.shape == tree[n].shape and mask.numel()]
-    if len({tree[name].dtype for name in some}) != 1:
-        some = []
-    values: Tree = {}
-    if some:
-        row = cleared(abreast([tree[name] for name in some]), abreast([masks[name] for name in some]))
-        parts = row.split([math.prod(tree[name].shape[1:]) for name in some], 1)
-        values = {name: part.view(tree[name].shape) for name, part in zip(some, parts, strict=True)}
-    return {name: values[name] if name in values else cleared(tree[name], cut.mask) for name, cut in cuts.items()}
-
-
-@cache
-def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Made once: on a device it would be an operation each time."""
-    return torch.zeros((), dtype=dtype, device=device)
 
 
 def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:

@@ -8,22 +8,21 @@ a fixed order of elementwise float64 additions, which every device rounds alike:
     tensor([6.], dtype=torch.float64)
 """
 
+import math
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
+from sparing.core.operation import operation
+from sparing.core.tree import cleared, flat
 
-LONG = 1 << 18
-"""Rows of so many numbers are worth a look at which of them matter, on the CPU."""
-SAMPLE = 1 << 14
-BLOCK = 1 << 16
-"""Numbers that stay in the cache together."""
 LANES, DEPTH = 256, 16
+AT_ONCE = 1 << 22
+"""Entries whose squares are in memory at once."""
 
 
+@operation
 def total(x: Tensor) -> Tensor:
     """Sum over all but the first axis: `[K, ...]` -> `[K]` float64."""
     x = x.reshape(x.shape[0], -1)
@@ -35,7 +34,7 @@ def total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
-class Cut(NamedTuple):
+class Blocks(NamedTuple):
     """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
 
     blocks: int
@@ -43,19 +42,15 @@ class Cut(NamedTuple):
     lanes: int
 
 
-def cut_of(n: int) -> Cut:
+def blocks_of(n: int) -> Blocks:
     lanes = min(LANES, 1 << (n - 1).bit_length())
     depth = min(DEPTH, -(-n // lanes))
-    return Cut(-(-n // (depth * lanes)), depth, lanes)
+    return Blocks(-(-n // (depth * lanes)), depth, lanes)
 
 
 def block_sums(x: Tensor) -> Tensor:
     """`[K, n]` -> `[K, blocks]` float64."""
-    cut = cut_of(n := x.shape[1])
-    if ready(x):
-        from sparing.core.gpu import sums
-
-        return sums.block_sums(x, cut)
+    cut = blocks_of(n := x.shape[1])
     whole = n - n % (cut.depth * cut.lanes)
     if whole and whole < n:
         return torch.cat([block_sums(x[:, :whole]), block_sums(x[:, whole:])], dim=1)
@@ -74,6 +69,7 @@ def block_sums(x: Tensor) -> Tensor:
     return out[..., 0]
 
 
+@operation
 def largest(x: Tensor, k: int | Tensor) -> Tensor:
     """The k largest magnitudes of every row, ties to the lowest index, zeros never: `[K, n]` -> bool `[K, n]`.
 
@@ -82,100 +78,64 @@ def largest(x: Tensor, k: int | Tensor) -> Tensor:
     >>> largest(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), 2)
     tensor([[False,  True,  True, False]])
     """
-    if ready(x) and x.dtype == torch.float32:
-        k = k if isinstance(k, Tensor) else torch.full((1,), k, device=x.device)
-        return largest_of_each(x, (x.shape[1],), k.expand(x.shape[0])[:, None])
     k_K = torch.as_tensor(k, device=x.device).expand(x.shape[0]).clamp(0, x.shape[1])[:, None]
     most = int(k_K.max()) if k_K.numel() else 0
     if most == 0:
         return torch.zeros_like(x, dtype=torch.bool)
-    if x.device.type == "cpu" and x.shape[1] >= LONG:
-        long = torch.zeros_like(x, dtype=torch.bool)
-        for row, out, k in zip(x, long, k_K[:, 0].tolist(), strict=True):
-            out[places_of_largest(row, int(k))] = True
-        return long
     size = x.abs()
     cut = size.topk(most, dim=1).values.gather(1, (k_K - 1).clamp(min=0))
     chosen = ~(size < cut)  # so that NaN is among them, and whoever receives it can refuse it
     spare = chosen.sum(dim=1, keepdim=True) - k_K
-    if bool((spare > 0).any()):
-        tied = size == cut
-        chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare)
-    return chosen if bool((cut > 0).all()) else chosen & (size != 0)
+    tied = size == cut
+    chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare.clamp(min=0))
+    return chosen & (size != 0)
 
 
-def largest_of_each(x: Tensor, lengths: tuple[int, ...], k_KS: Tensor) -> Tensor:
-    """The same of every stretch of the rows, each with k of its own, `[K, S]` int64.
+@operation
+def keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Of many tensors `[K, ...]` the largest entries, so many of each, the same for all clients or `[K]`.
 
-    >>> largest_of_each(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), (1, 3), torch.tensor([[1, 1]]))
-    tensor([[ True,  True, False, False]])
+    Gives, of each tensor, which they are and the tensor with zeros in place of all others.
     """
-    if ready(x) and x.dtype == torch.float32:
-        return kept_of_each(x, lengths, k_KS)[0]
-    if len(lengths) == 1:
-        return largest(x, k_KS[:, 0])
-    parts = zip(x.split(lengths, dim=1), k_KS.unbind(1), strict=True)
-    return torch.cat([largest(part, k_K) for part, k_K in parts], dim=1)
+    found = []
+    for x, k in zip(values, counts, strict=True):
+        mask = largest(flat(x), k).view(x.shape)
+        found.append((mask, cleared(x, mask)))
+    return found
 
 
-def kept_of_each(x: Tensor, lengths: tuple[int, ...], k_KS: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, and x with zeros in place of all others.
+class Term(NamedTuple):
+    """a = x + shift and b = other, both zero where the mask is false; axis 0 of each is K or 1."""
 
-    >>> kept_of_each(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), (1, 3), torch.tensor([[1, 1]]))[1]
-    tensor([[ 1., -3.,  0.,  0.]])
+    x: Tensor
+    shift: Tensor | None = None
+    other: Tensor | None = None
+    mask: Tensor | None = None
+
+
+@operation
+def dots(terms: list[Term], k: int) -> Tensor:
+    """Sums of a a, or of a a, a b and b b where the terms have a b, of K rows of L terms: `[1 or 3, K, L]` float64.
+
+    >>> dots([Term(torch.tensor([[3.0, 4.0]]), other=torch.tensor([[1.0, 0.0]]))], k=1).flatten()
+    tensor([25.,  3.,  1.], dtype=torch.float64)
     """
-    if ready(x) and x.dtype == torch.float32:
-        from sparing.core.gpu import select
-
-        return select.largest(x, lengths, k_KS)
-    mask = largest_of_each(x, lengths, k_KS)
-    return mask, torch.where(mask, x, 0)
-
-
-def places_of_largest(row: Tensor, k: int) -> Tensor:
-    """The same of one long row, as positions: looked for among the few above a bound that a sample suggests.
-
-    >>> places_of_largest(torch.tensor([4.0, -1.0, -3.0]), 2)
-    tensor([0, 2])
-    """
-    if k == 0:
-        return torch.zeros(0, dtype=torch.int64)
-    sample = row[:: len(row) // SAMPLE | 1].abs()  # an odd step, lest it keep to a few columns of a matrix
-    hoped = int(1.3 * k * len(sample) / len(row)) + 30
-    places = places_from(row, sample.topk(hoped).values[-1]) if hoped < len(sample) else None
-    if places is None or len(places) < k or bool((cut := kth(row[places].abs(), k)).isnan()):
-        places, cut = torch.arange(len(row)), kth(row.abs(), k)
-    size = row[places].abs()
-    chosen = ~(size < cut) & (size != 0)
-    tied = (size == cut).nonzero()[:, 0]
-    spare = int(chosen.sum()) - k
-    if spare > 0 and len(tied):
-        chosen[tied[-spare:]] = False
-    return places[chosen]
+    planes = 1 if terms[0].other is None else 3
+    out = torch.empty(planes, k, len(terms), dtype=torch.float64, device=terms[0].x.device)
+    for i, (x, shift, other, mask) in enumerate(terms):
+        step = max(1, AT_ONCE // max(math.prod(x.shape[1:]), 1))
+        for at in (slice(j, min(j + step, k)) for j in range(0, k, step)):
+            a = rows_at(x, at).expand(at.stop - at.start, *x.shape[1:]).double()
+            a = a if shift is None else a + rows_at(shift, at).double()
+            here = None if mask is None else rows_at(mask, at)
+            a = cleared(a, here)
+            out[0, at, i] = total(a * a)
+            if other is not None:
+                b = cleared(rows_at(other, at).double(), here)
+                out[1, at, i], out[2, at, i] = total(a * b), total(b * b)
+    return out
 
 
-def kth(size: Tensor, k: int) -> Tensor:
-    """The k-th largest, NaN above all."""
-    return size.kthvalue(len(size) - k + 1).values
-
-
-def places_from(row: Tensor, bound: Tensor) -> Tensor:
-    """Where a magnitude is not below the bound; a block at a time."""
-    found = [true_at(~(some.abs() < bound)) + i * BLOCK for i, some in enumerate(row.split(BLOCK))]
-    return torch.from_numpy(np.concatenate(found))
-
-
-def scarce(mask: Tensor) -> Tensor | None:
-    """Where a long row of booleans is true, if that is so seldom that going there alone is faster.
-
-    >>> scarce(torch.tensor([True, False])) is None
-    True
-    """
-    if mask.device.type != "cpu" or len(mask) < LONG or 8 * np.count_nonzero(mask.numpy()) > len(mask):
-        return None
-    return torch.from_numpy(true_at(mask))
-
-
-def true_at(mask: Tensor) -> np.ndarray:
-    """`nonzero` of a row on the CPU, which NumPy finds several times as fast."""
-    return np.flatnonzero(mask.numpy())
+def rows_at(x: Tensor, at: slice) -> Tensor:
+    """Some rows, or the one that all have."""
+    return x if x.shape[0] == 1 else x[at]

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 from sparing.core.errors import ConfigError, nearest
-from sparing.core.protocols import Recipe
+from sparing.core.method import Recipe
 
 
 class Entry(NamedTuple):

@@ -7,27 +7,36 @@ incoming(method, server, fold, down, up, ctx)               # server, any order 
 server, report = settle(method, server, fold, ctx)          # server, once
 """
 
-import math
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparing.core.arrived import grown
-from sparing.core.compose import downlink, uplink
+from sparing.core.compose import uplink
+from sparing.core.context import Ctx
 from sparing.core.download import about
-from sparing.core.errors import MethodError, TrainingError, WireError
-from sparing.core.fold import Collect, Fold
-from sparing.core.keys import Ctx
-from sparing.core.later import Doubts, doubt
-from sparing.core.learned import learned, overlaid
-from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, cleared, cleared_all, spec_of
-from sparing.core.protocols import Arrival, Gradient, Method, Report, Rows, Train, View
-from sparing.core.reach import bounds
-from sparing.core.roll import sound
-from sparing.core.tree import Kept, Layout, Trained, Tree, abreast, column, expand, prefixed, to, under
-from sparing.core.versions import first_past, moved_all, served, told
+from sparing.core.errors import MethodError, SparingError, TrainingError, WireError
+from sparing.core.fold import Collect, Fold, without_unsound
+from sparing.core.method import (
+    Arrival,
+    Blended,
+    Gradient,
+    Lesson,
+    Local,
+    Method,
+    Remembered,
+    Report,
+    Rows,
+    Train,
+    Trained,
+    View,
+)
+from sparing.core.ops import against, bounds, clear, increments, move, overlay
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, spec_of
+from sparing.core.tree import Layout, Masks, Tree, cleared, column, expand, flat, prefixed, to, under
+from sparing.core.versions import first_past, served, told
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -38,11 +47,10 @@ class Server(NamedTuple):
     model: Tree  # leaves [1, *shape]
     share: Tree
     blend: Tree
-    fit: Kept
-    seen: Tensor  # bool [clients], on the CPU: who has been in a round before
+    fit: Remembered
+    seen: Tensor  # bool [clients], on the host: who has been in a round before
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
-    sizes: Tensor | None = None  # the largest magnitude of each tensor of the model, if known
 
     @property
     def device(self) -> torch.device:
@@ -57,12 +65,13 @@ class Server(NamedTuple):
 def first_server(
     method: Method, model: Tree, clients: int, rows: Rows | None = None, gradient: Gradient | None = None
 ) -> Server:
-    refuse_infinite(model, "at the start")
+    if error := infinite_layer(model, bounds(model), "at the start"):
+        raise error
     model = model | {name: x for name, x in method.extra(model).items() if name not in method.share.private}
     blend = prefixed("weigh", method.blend.weigh.init(model, clients))
     for i, step in enumerate(method.blend.steps):
         blend |= prefixed(str(i), step.init(model, clients))
-    fit = method.fit.init(model) if method.fit else {}
+    fit = method.fit.resize.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool)
     share, past = looked(method, method.share.init(model), model, gradient), first_past(method, model, clients)
     return Server(model, share, blend, fit, seen, rows, past)
@@ -70,7 +79,11 @@ def first_server(
 
 def first_row(method: Method, model: Tree) -> Tree:
     """What the server keeps of a client it never met, leaves `[1, ...]`; mostly nothing."""
-    return {k: v for i, step in enumerate(method.blend.steps) for k, v in prefixed(str(i), step.row(model)).items()}
+    row: Tree = {}
+    for i, step in enumerate(method.blend.steps):
+        if step.serving is not None:
+            row |= prefixed(str(i), step.serving.row(model))
+    return row
 
 
 def sized(method: Method, ctx: Ctx) -> Method:
@@ -93,37 +106,31 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
     total = method.blend.weigh.most(ctx)
     if method.blend.collect is not None:
         return Collect(server.model, total, method.blend.collect)
-    plain = any(step.plain for step in method.blend.steps)
-    return Fold(server.model, total, ctx.cohort if plain else 0, server.sizes)
+    uniform = any(step.uniform for step in method.blend.steps)
+    return Fold(server.model, total, ctx.cohort if uniform else 0)
 
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
     model, notes = models_for(method, server, ctx)
     if method.fit is not None:
-        model = method.fit.shrink(server.fit, model, method.fit.size(ctx), ctx)
-    method = sized(method, ctx)
-    cuts = method.share.down(server.share, model, ctx)
-    values = cleared_all(model, cuts)
-    leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
-    parcel = Parcel(leaves, notes)
-    if not method.down:
-        return parcel
-    return downlink(method).encode(parcel, {}, View(ctx.common, model, model, {}))[0]  # all clients draw alike
+        model = method.fit.resize.shrink(server.fit, model, method.fit.size(ctx), ctx)
+    cuts = sized(method, ctx).share.down(server.share, model, ctx)
+    return Parcel(leaves_of(clear(model, masks_in(cuts)), cuts), notes)
 
 
 def models_for(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
     """The model, or models, for these K clients, and the numbers that go along."""
     model, notes = server.model, {}
     for i, step in enumerate(method.blend.steps):
-        if step.serve is not None:
-            rows = Under(str(i), server.rows) if server.rows is not None else None
-            model, said = step.serve(under(str(i), server.blend), model, ctx, rows)
+        if step.serving is not None:
+            rows = StepRows(str(i), server.rows) if server.rows is not None else None
+            model, said = step.serving.serve(under(str(i), server.blend), model, ctx, rows)
             notes |= said
     return model, notes
 
 
-class Under:
+class StepRows:
     """One step's part of the rows that the server keeps."""
 
     def __init__(self, prefix: str, rows: Rows):
@@ -141,8 +148,13 @@ class Under:
 
 def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients would start this round from."""
-    got = downlink(sized(method, ctx)).decode(outgoing(method, server, ctx), ctx)
-    return overlay(sized(method, ctx).share.given(own_of(method, state, ctx), ctx), got)
+    return starting_model(method, state, outgoing(method, server, ctx), ctx)
+
+
+def starting_model(method: Method, state: Tree, got: Parcel, ctx: Ctx) -> Tree:
+    """What came, written over what these K clients keep for themselves."""
+    own = sized(method, ctx).share.given(own_of(method, state, ctx), ctx)
+    return overlay(own, values_in(got), {name: leaf.scope for name, leaf in got.leaves.items()})
 
 
 def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
@@ -150,56 +162,62 @@ def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
     own = under("own", state)
     if method.fit is None or not method.fit.within:
         return own
-    return method.fit.shrink({}, own, method.fit.size(ctx), ctx)
+    return method.fit.resize.shrink({}, own, method.fit.size(ctx), ctx)
 
 
-def kept(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
+def kept_own(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The same in full shape; beyond their size it stays as it was."""
     if method.fit is None or not method.fit.within:
         return own
-    full, part = method.fit.grow(own, method.fit.size(ctx), ctx)
+    full, part = method.fit.resize.grow(own, method.fit.size(ctx), ctx)
     before = under("own", state)
     return {n: x if (mask := part[n]) is None else torch.where(mask, x, before[n]) for n, x in full.items()}
 
 
-Claim = Callable[[Tree, Trained, Ctx], Trained]
+def train_locally(local: Local, train: Train, start: Tree, memory: Tree, ctx: Ctx) -> Trained:
+    """Local training with everything that a method puts around it."""
+    for wrap in local.wraps:
+        train = wrap.around(train, wrap.phases)
+    return train(Lesson(start, memory, local.phases), ctx)
+
+
+Claim = Callable[[Tree, Mapping[str, Tensor], Ctx], Mapping[str, Tensor]]
 """(start, after, ctx): what K clients say they have learned, where that is not what they have: simulated attackers."""
 
 
 def client(method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx) -> tuple[Parcel, Tree]:
     """K clients: take in what came, train, and write down what goes back."""
-    up, _, state = claiming(method, state, parcel, train, ctx, lambda start, after, ctx: after)
+    up, _, state = client_claiming(method, state, parcel, train, ctx, lambda start, after, ctx: after)
     return up, state
 
 
-def claiming(
-    method: Method, state: Tree, parcel: Parcel, train: Train, ctx: Ctx, claim: Claim
+def client_claiming(
+    method: Method, state: Tree, got: Parcel, train: Train, ctx: Ctx, claim: Claim
 ) -> tuple[Parcel, Parcel, Tree]:
     """The same of clients that may lie: what they send, what they would send in truth, and what they keep.
 
     They keep what follows from the truth: nobody lies to himself.
     """
-    full, method = method, sized(method, ctx)
-    got = downlink(method).decode(parcel, ctx)
-    start = overlay(method.share.given(own_of(full, state, ctx), ctx), got)
+    seen_by = sized(method, ctx)
+    start = starting_model(method, state, got, ctx)
     memory = under("local", state)
-    if method.local.reset:
+    if seen_by.local.reset:
         moving = [name for name in memory if name.startswith("velocity/")]
         memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
-    after, local, notes = train(start, memory, ctx)
-    cuts = method.share.up(cuts_of(got), ctx)
-    notes = {"n": ctx.n.to(torch.float32), "loss": notes["loss"]}
+    after, local, notes = train_locally(seen_by.local, train, start, memory, ctx)
+    cuts = seen_by.share.up(cuts_of(got), ctx)
+    notes = {"n": ctx.placed(ctx.n.to(torch.float32)), "loss": notes["loss"]}
 
-    def written(after: Trained) -> tuple[Parcel, Tree]:
-        values = learned(after, got, cuts)
-        leaves = {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
-        return uplink(method).encode(Parcel(leaves, notes), under("up", state), View(ctx, start, after, got.notes))
+    def written(after: Mapping[str, Tensor]) -> tuple[Parcel, Tree]:
+        learned = increments(after, values_in(got), masks_in(cuts))
+        view = View(ctx, start, after, got.notes)
+        return uplink(seen_by).encode(Parcel(leaves_of(learned, cuts), notes), under("up", state), view)
 
-    out, memory = written(after)
+    honest, memory = written(after)
     said = claim(start, after, ctx)
-    up = out if said is after else written(said)[0]
-    own = kept(full, state, {name: after[name] for name in method.share.own}, ctx)
-    return up, out, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
+    up = honest if said is after else written(said)[0]
+    own = kept_own(method, state, {name: after[name] for name in seen_by.share.own}, ctx)
+    return up, honest, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
 
 
 def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:
@@ -209,21 +227,23 @@ def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: C
     memory |= prefixed("local", method.local.lost(uplink(method).decode(parcel, ctx), under("local", state)))
     state = dict(state)
     for name, x in memory.items():
-        state[name] = torch.where(column(gone_K, x), x, state[name])
+        state[name] = torch.where(column(ctx.placed(gone_K), x), x, state[name])
     return state
 
 
 def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
     """Validate, decode, compare with the model, and fold in K arrivals."""
     seen_by = sized(method, ctx)
-    got = downlink(seen_by).decode(sent, ctx)
-    votes = seen_by.share.up(cuts_of(got), ctx)
+    votes = seen_by.share.up(cuts_of(sent), ctx)
     arrived = uplink(seen_by).decode(parcel, ctx)
     refuse_strange(arrived, votes, ctx)
-    update, scope = grown(method, server.model, got, arrived, votes, ctx)
-    arrival = Arrival(update, scope, arrived.notes, server.model, ctx)
+    update, scope = as_update(method, server.model, sent, arrived, votes, ctx)
+    notes = dict(arrived.notes)
+    for i, meter in enumerate(method.blend.meters):
+        notes |= prefixed(f"meter{i}", meter.watch(parcel, ctx))
+    arrival = Arrival(update, scope, notes, server.model, ctx)
     if method.blend.lenient:
-        arrival = sound(arrival, fold.grid, fold.roll)
+        arrival = without_unsound(arrival, fold)
         if not len(arrival.ctx.ids):
             return
     for i, step in enumerate(method.blend.steps):
@@ -235,67 +255,93 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
             f"the weighting {method.blend.weigh.name!r} gave a tensor of shape {list(weight_K.shape)} for "
             f"{len(arrival.ctx.ids)} clients; it must give one number each"
         )
-    seen = prefixed("weigh", said)
+    seen = prefixed("weigh", said) | {name: x for name, x in arrival.notes.items() if name.startswith("meter")}
     for i, step in enumerate(method.blend.steps):
         seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
-    fold.add(arrival, weight_K, seen, method.blend.weigh.positive)
+    fold.add(arrival, weight_K, seen)
+
+
+def as_update(
+    method: Method, model: Tree, sent: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx
+) -> tuple[Tree, dict[str, Tensor | None]]:
+    """What arrived as differences from the server's model in full shape, and where each client has a vote.
+
+    Whoever has no vote must not leak into the sum, though codecs may fill in what was not sent.
+    """
+    base, values, fit = values_in(sent), values_in(arrived), method.fit
+    if fit is None:
+        masks = masks_in(votes)
+        return against(model, base, values, masks), masks
+    partition = fit.resize.partition
+    apart = partition.names if partition is not None else frozenset()
+    same = {n for n, x in values.items() if n in model and x.shape[1:] == model[n].shape[1:] and n not in apart}
+    masks = {name: votes[name].mask for name in values if name in same}
+    update = against(model, base, {name: values[name] for name in masks}, masks)
+    resized = {name: x + base[name] if name in base else x for name, x in values.items() if name not in same}
+    if not resized:
+        return update, masks
+    if partition is not None:
+        full, covered = partition.cut(resized, fit.size(ctx), ctx)
+        return update | full, masks | dict(covered)
+    full, covered = fit.resize.grow(resized, fit.size(ctx), ctx)
+    origin = model
+    if fit.resize.increments:
+        before = {name: base[name] if name in base else torch.zeros_like(x) for name, x in resized.items()}
+        origin = fit.resize.grow(before, fit.size(ctx), ctx)[0]
+    return update | increments(full, origin, covered), masks | dict(covered)
 
 
 def settle(
     method: Method, server: Server, fold: Fold | Collect, ctx: Ctx, gradient: Gradient | None = None
 ) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
-    report: Report = {"refused": float(fold.roll.refused)} if method.blend.lenient else {}
-    if method.blend.lenient and not fold.roll.ids:
-        return met(server, ctx), report
-    blended = fold.mean(ctx.doubts)
-    if method.fit is not None and method.fit.apart is not None:
-        blended = method.fit.apart.join(server.fit, server.model, blended)
-    hit, size = voted(blended.update, blended.covered, method.layout), max(method.layout.size, 1)
-    doubt(ctx.doubts, hit, lambda count: report.update(coverage=float(count) / size))
+    refused: Report = {"refused": float(fold.roster.refused)} if method.blend.lenient else {}
+    if method.blend.lenient and not fold.roster.ids:
+        return met(server, ctx), refused
+    blended = fold.mean(ctx)
+    if method.fit is not None and method.fit.resize.partition is not None:
+        blended = method.fit.resize.partition.join(server.fit, server.model, blended)
+    reports = [refused, coverage(blended, method.layout)]
+    reports += [meter.report(under(f"meter{i}", blended.seen)) for i, meter in enumerate(method.blend.meters)]
+    blended, state, rows, said = blend_steps(method, server, blended, ctx)
+    server, reports = met(server, ctx), [*reports, *said]
+    past = server.past
+    if method.broadcast is not None:
+        blended, past, broadcast = told(method, server.model, past, blended, ctx)
+        reports.append(broadcast)
+    model = move(server.model, blended.update, blended.covered)
+    require_finite(model, f"after round {ctx.round}", ctx)
+    share, learned = method.share.learn(server.share, blended, ctx)
+    share = looked(method, share, model, gradient)
+    reports.append(learned)
+    fit = server.fit
+    if method.fit is not None:
+        fit, learned = method.fit.resize.learn(fit, model, ctx)
+        reports.append(learned)
+    if rows and server.rows is not None:
+        server.rows.write(blended.ids, rows)
+    return Server(model, share, state, fit, server.seen, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
+
+
+def blend_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Tree, list[Report]]:
+    """The weighting learns and the server's steps run: (update, their state, rows to keep, reports)."""
     mine = blended._replace(seen=under("weigh", blended.seen))
     memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
     state, rows, reports = prefixed("weigh", memory), {}, [said]
     for i, step in enumerate(method.blend.steps):
         mine = blended._replace(seen=under(str(i), blended.seen))
         update, memory, said = step.apply(under(str(i), server.blend), mine, ctx)
-        rows |= prefixed(str(i), step.keep(memory, mine, ctx))
+        if step.serving is not None:
+            rows |= prefixed(str(i), step.serving.keep(memory, mine, ctx))
         blended = blended._replace(update=update)
         state |= prefixed(str(i), memory)
         reports.append(said)
-    server = met(server, ctx)
-    past = server.past
-    if method.broadcast is not None:
-        blended, past, said = told(method, server.model, past, blended, ctx)
-        reports.append(said)
-    model = moved_all(server.model, blended.update, blended.covered)
-    sizes = refuse_infinite(model, f"after round {ctx.round}", ctx.doubts)
-    share, said = method.share.learn(server.share, blended, ctx)
-    share = looked(method, share, model, gradient)
-    reports.append(said)
-    fit = server.fit
-    if method.fit is not None:
-        fit, said = method.fit.learn(fit, model, ctx)
-        reports.append(said)
-    if rows and server.rows is not None:
-        server.rows.write(blended.ids, rows)
-    complete(report, reports, ctx.doubts)
-    return Server(model, share, state, fit, server.seen, server.rows, past, sizes), report
-
-
-def complete(report: Report, parts: list[Report], doubts: Doubts | None) -> None:
-    """Put in what all parts have to say, once those that wait for numbers from a device have them."""
-
-    def judge(_: Tensor) -> None:
-        for part in parts:
-            report.update(part)
-
-    doubt(doubts, torch.zeros(0), judge)
+    return blended, state, rows, reports
 
 
 def met(server: Server, ctx: Ctx) -> Server:
     """After these clients were served, whether or not anything came back."""
-    seen = server.seen.index_fill(0, ctx.here[0], True)
+    seen = server.seen.index_fill(0, ctx.ids, True)
     return server._replace(seen=seen, past=served(server.past, ctx))
 
 
@@ -310,16 +356,17 @@ def looked(method: Method, share: Tree, model: Tree, gradient: Gradient | None) 
 
 def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
     """What one client (K = 1) expects, built from the initial model and ctx alone."""
-    notes = {name: size for step in method.blend.steps for name, size in step.notes.items()}
+    serving = [step.serving for step in method.blend.steps if step.serving is not None]
+    notes = {name: size for one in serving for name, size in one.notes.items()}
     method = sized(method, ctx)
     cuts = method.share.down(method.share.init(initial), initial, ctx)
-    return downlink(method).schema(plain_schema(method.layout, cuts, notes, f"{about(ctx)}/down"), ctx)
+    return plain_schema(method.layout, cuts, notes, f"{about(ctx)}/down")
 
 
 def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
     """What the server expects back from one client (K = 1) to which it sent this parcel."""
     method = sized(method, ctx)
-    cuts = method.share.up(cuts_of(downlink(method).decode(sent, ctx)), ctx)
+    cuts = method.share.up(cuts_of(sent), ctx)
     return uplink(method).schema(plain_schema(method.layout, cuts, NOTES_UP, f"{about(ctx)}/up"), ctx)
 
 
@@ -332,12 +379,16 @@ def cuts_of(parcel: Parcel) -> Cuts:
     return {name: Cut(leaf.scope, leaf.told) for name, leaf in parcel.leaves.items()}
 
 
-def overlay(own: Tree, got: Parcel) -> Tree:
-    """A client's model: what came, written over its own copy."""
-    start = dict(own)
-    parts = {name: (own[name], leaf.value, leaf.scope) for name, leaf in got.leaves.items() if leaf.scope is not None}
-    start |= {name: leaf.value for name, leaf in got.leaves.items() if name not in parts}
-    return start | overlaid(parts)
+def masks_in(cuts: Cuts) -> dict[str, Tensor | None]:
+    return {name: cut.mask for name, cut in cuts.items()}
+
+
+def values_in(parcel: Parcel) -> Tree:
+    return {name: leaf.value for name, leaf in parcel.leaves.items()}
+
+
+def leaves_of(values: Tree, cuts: Cuts) -> dict[str, Leaf]:
+    return {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
 
 
 def forgotten(memory: Tensor, written: Leaf | None) -> Tensor:
@@ -352,31 +403,37 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     if arrived.leaves.keys() != votes.keys():
         odd = min(arrived.leaves.keys() ^ votes.keys())
         raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
+    n_K = arrived.notes["n"]
+    some_K = n_K >= 1
 
-    def judge(n_K: Tensor) -> None:
-        if not len(n_K) or float(n_K.min()) >= 1:
-            return
-        for k in (~(n_K >= 1)).nonzero()[:, 0].tolist():
-            who, n = int(ctx.here[0][k]), float(n_K[k])
-            raise WireError(f"round {ctx.round}: client {who} reported {n:g} samples; it must have at least one")
+    def no_samples() -> WireError:
+        k = int((~some_K).nonzero()[0])
+        return WireError(
+            f"round {ctx.round}: client {int(ctx.ids[k])} reported {float(n_K[k]):g} samples; it must have at least one"
+        )
 
-    doubt(ctx.doubts, arrived.notes["n"], judge)
-
-
-def refuse_infinite(model: Tree, when: str, doubts: Doubts | None = None) -> Tensor:
-    """The largest magnitude of each tensor."""
-
-    def judge(sizes: Tensor) -> None:
-        for name in (name for name, size in zip(model, sizes.tolist(), strict=True) if not math.isfinite(size)):
-            raise TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
-
-    doubt(doubts, sizes := bounds(model), judge)
-    return sizes
+    ctx.require(some_K, no_samples)
 
 
-def voted(update: Tree, covered: dict[str, Tensor | None], layout: Layout) -> Tensor:
+def require_finite(model: Tree, when: str, ctx: Ctx) -> None:
+    sizes = bounds(model)
+    ctx.require(sizes.isfinite(), lambda: infinite_layer(model, sizes, when) or SparingError(when))
+
+
+def infinite_layer(model: Tree, sizes: Tensor, when: str) -> TrainingError | None:
+    for name, fine in zip(model, sizes.isfinite().tolist(), strict=True):
+        if not fine:
+            return TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
+    return None
+
+
+def coverage(blended: Blended, layout: Layout) -> Report:
+    return {"coverage": voted(blended.update, blended.covered, layout).double() / max(layout.size, 1)}
+
+
+def voted(update: Tree, covered: Masks, layout: Layout) -> Tensor:
     """How many of the parameters somebody voted on."""
     masks = {name: covered[name] for name in layout.params if name in update}
     hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)
-    some = [mask for mask in masks.values() if mask is not None]
-    return abreast(some).sum() + hit if some else torch.tensor(hit)
+    some = [flat(mask).sum() for mask in masks.values() if mask is not None]
+    return torch.stack(some).sum() + hit if some else torch.tensor(hit)

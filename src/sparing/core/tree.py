@@ -10,119 +10,17 @@ and one hash serve all of it.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from threading import Lock
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sparing.core.mix import Mix
+from sparing.core.operation import operation
 
 Tree = dict[str, Tensor]
-Trained = Mapping[str, Tensor]
-"""Models after training: a Tree, or a `Grown`."""
-Kept = Mapping[str, Tensor]
-"""What is remembered: a Tree, or one that is `Awaited`."""
-
-
-class Grown(Mapping[str, Tensor]):
-    """A tree known as a start and what was added to it; a sum is formed when somebody asks for it.
-
-    >>> tree = Grown({"w": torch.ones(1, 2)}, {"w": torch.tensor([[0.5, 0.0], [1.0, 2.0]])})
-    >>> tree["w"]
-    tensor([[1.5000, 1.0000],
-            [2.0000, 3.0000]])
-    """
-
-    def __init__(self, start: Tree, added: Tree):
-        self.start, self.added, self.formed = start, added, dict[str, Tensor]()
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.formed:
-            self.formed[name] = self.start[name] + self.added[name]
-        return self.formed[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.added)
-
-    def __len__(self) -> int:
-        return len(self.added)
-
-
-class Awaited(Mapping[str, Tensor]):
-    """A tree that is still being worked out: whoever looks into it waits.
-
-    >>> dict(Awaited(lambda: {"w": torch.ones(1)}))
-    {'w': tensor([1.])}
-    """
-
-    def __init__(self, come: Callable[[], Tree]):
-        self.come: Callable[[], Tree] | None = come
-        self.came: Tree = {}
-        self.turn = Lock()
-
-    @property
-    def tree(self) -> Tree:
-        with self.turn:
-            if self.come is not None:
-                self.came, self.come = self.come(), None
-            return self.came
-
-    def __reduce__(self) -> tuple[type[dict], tuple[Tree]]:
-        return dict, (self.tree,)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.tree[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tree)
-
-    def __len__(self) -> int:
-        return len(self.tree)
-
-
-def only(tree: Trained, names: Iterable[str]) -> Trained:
-    """The tree without other names, and nothing formed."""
-    if isinstance(tree, Grown):
-        return Grown(tree.start, {name: tree.added[name] for name in names})
-    return {name: tree[name] for name in names}
-
-
-def since(tree: Trained, name: str, base: Tensor | int) -> Tensor:
-    """`tree[name] - base`, or what was added, where it was added to just that."""
-    return tree.added[name] if isinstance(tree, Grown) and tree.start[name] is base else tree[name] - base
-
-
-def abreast(parts: Sequence[Tensor]) -> Tensor:
-    """Leaves `[K, ...]` side by side in rows, `[K, n]`: not copied where they stand so already.
-
-    >>> whole = torch.arange(10).view(2, 5)
-    >>> abreast([whole[:, :1], whole[:, 1:].view(2, 2, 2)]).data_ptr() == whole.data_ptr()
-    True
-    """
-    shapes = [x.shape for x in parts]
-    first, k, rows = parts[0], shapes[0][0], [row_of(shape) for shape in shapes]
-    wide, dtype, at, item = sum(row[0] for row in rows), first.dtype, first.data_ptr(), first.element_size()
-    if not any(first.stride()) and all(x.data_ptr() == at and not any(x.stride()) for x in parts):
-        return first.as_strided((k, wide), (0, 0))  # one number, shown many times
-    end = item * (first.storage_offset() + k * wide)
-    standing = rows[0][0] > 0 and end <= first.untyped_storage().nbytes()
-    for x, shape, (size, steps) in zip(parts, shapes, rows, strict=True):
-        own = x.stride()
-        alike = own[1:] == steps or all(n == 1 or a == b for n, a, b in zip(shape[1:], own[1:], steps, strict=True))
-        apart = not alike or shape[0] != k or (k > 1 and own[0] != wide)
-        if not standing or apart or x.data_ptr() != at or x.dtype != dtype:
-            return torch.cat([flat(x) for x in parts], 1)
-        at += item * size
-    return first.as_strided((k, wide), (wide, 1))
-
-
-@lru_cache(maxsize=1024)
-def row_of(shape: torch.Size) -> tuple[int, tuple[int, ...]]:
-    """How many entries a row has, and its steps where they lie side by side."""
-    return math.prod(shape[1:]), torch.empty(shape[1:], device="meta").stride()
+Masks = Mapping[str, Tensor | None]
+"""Booleans that broadcast to a tensor of the same name; None: everywhere."""
 
 
 class Kind(NamedTuple):
@@ -140,7 +38,7 @@ class Layout(NamedTuple):
     buffers: frozenset[str] = frozenset()
     kinds: dict[str, Kind] = {}  # noqa: RUF012  of the weights of convolutions and dense layers
     extra: frozenset[str] = frozenset()  # of the buffers: those that a method added and the network does not have
-    bases: int = 0  # of a `Mix`: how many networks, each with its row of every tensor, which then has no kind
+    bases: int = 0  # networks that the model is split into, each with its row of every tensor, which then has no kind
 
     @property
     def params(self) -> list[str]:
@@ -170,14 +68,20 @@ def layout_of(model: torch.nn.Module, static: bool = False) -> Layout:
         {name: x.dtype for name, x in shared.items()},
         frozenset(shared) - params,
         {name: kind for name, kind in kinds_of(model).items() if name in shared},
-        bases=model.bases if isinstance(model, Mix) else 0,
+        bases=bases_of(model),
     )
+
+
+def bases_of(model: torch.nn.Module) -> int:
+    """How many networks a model is split into that says so by `bases`, each with its row of every tensor; mostly 0."""
+    bases = getattr(model, "bases", 0)
+    return bases if isinstance(bases, int) else 0
 
 
 def kinds_of(model: torch.nn.Module) -> dict[str, Kind]:
     """The weights of convolutions (transposed ones apart: their axes differ) and of dense layers."""
     convs, kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), {}
-    if isinstance(model, Mix):
+    if bases_of(model):
         return kinds
     for path, layer in model.named_modules():
         name = f"{path}.weight" if path else "weight"
@@ -253,6 +157,12 @@ def flat(x: Tensor) -> Tensor:
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
+@operation
+def cleared(value: Tensor, mask: Tensor | None) -> Tensor:
+    """The value with zeros wherever the mask is false."""
+    return value if mask is None else torch.where(mask, value, 0)
+
+
 def column(x_K: Tensor, like: Tensor) -> Tensor:
     """One number per client, `[K]`, broadcastable to a leaf `[K, *shape]`."""
     return x_K.reshape(-1, *[1] * (like.dim() - 1))
@@ -267,11 +177,11 @@ def cat(trees: Sequence[Tree]) -> Tree:
     return {name: torch.cat([t[name] for t in trees]) for name in trees[0]} if trees else {}
 
 
-def to(tree: Kept, device: torch.device | str) -> Tree:
+def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
     return {name: x.to(device) for name, x in tree.items()}
 
 
-def prefixed(prefix: str, tree: Kept) -> Tree:
+def prefixed(prefix: str, tree: Mapping[str, Tensor]) -> Tree:
     return {f"{prefix}/{name}": x for name, x in tree.items()}
 
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from sparing.core.compose import broadcaster
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
+from sparing.core.method import Blended, Method, Report, View
+from sparing.core.ops import moved
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each
-from sparing.core.protocols import Blended, Method, Report, View
-from sparing.core.tree import Tree, abreast, prefixed, under
+from sparing.core.tree import Tree, prefixed, under
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 
 NEVER = -1
@@ -30,7 +31,7 @@ NEVER = -1
 def known(method: Method) -> list[str]:
     """The tensors that every client holds as the server does; none where clients get parts or models of their own."""
     share = method.share
-    alone = any(step.serve is not None and not step.notes for step in method.blend.steps)
+    alone = any(step.serving is not None and not step.serving.notes for step in method.blend.steps)
     if method.broadcast is None or method.fit is not None or share.own != share.private or alone:
         return []
     return [name for name in method.layout.shapes if name not in share.private]
@@ -53,33 +54,7 @@ def served(past: Tree, ctx: Ctx) -> Tree:
     """These clients now hold the model that this round began with."""
     if "held" not in past:
         return past
-    return past | {"held": past["held"].index_fill(0, ctx.ids.to(past["held"].device), ctx.round)}
-
-
-def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
-    """One tensor of a model after an update, float64; where the mask is false it stays."""
-    if not old.is_floating_point():
-        new = old + update.round().to(old.dtype)
-    elif old.is_cuda:
-        new = torch.add(old, update.double(), out=torch.empty_like(old))  # added in float64 all the same
-    else:
-        new = old.to(torch.float64, copy=True).add_(update).to(old.dtype)
-    return new if mask is None else torch.where(mask, new, old)
-
-
-def moved_all(model: Tree, update: Tree, covered: dict[str, Tensor | None]) -> Tree:
-    """The model after an update of some of its tensors; on a GPU many move together, in few operations."""
-    wide = [n for n in update if model[n].is_cuda and model[n].dtype == torch.float32]
-    masked = [name for name in wide if covered.get(name) is not None]
-    new: Tree = {}
-    for some in (masked, [name for name in wide if name not in masked]):
-        if len(some) < 2:
-            continue
-        trees = (model, update, covered) if some is masked else (model, update)
-        parts = moved(*(abreast([tree[name] for name in some])[0] for tree in trees))  # pyright: ignore
-        pieces = parts.split([model[name].numel() for name in some])
-        new |= {name: part.view_as(model[name]) for name, part in zip(some, pieces, strict=True)}
-    return model | {n: new[n] if n in new else moved(model[n], x, covered.get(n)) for n, x in update.items()}
+    return past | {"held": past["held"].index_fill(0, ctx.placed(ctx.ids), ctx.round)}
 
 
 # ------------------------------------------------------------------------------------------------ the server's update
@@ -114,7 +89,8 @@ def added(method: Method, model: Tree, past: Tree, data: bytes, parcel: Parcel, 
     device, base = past["from"].device, under("base", past) or {name: model[name] for name in known(method)}
     past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)}
     past[f"size/{ctx.round}"] = torch.cat(list(sizes(parcel).values())).to(device)
-    notes = {name: torch.zeros(1, n) for step in method.blend.steps for name, n in step.notes.items()}
+    serving = [step.serving for step in method.blend.steps if step.serving is not None]
+    notes = {name: torch.zeros(1, n) for one in serving for name, n in one.notes.items()}
     most = int(nbytes(Parcel({name: Leaf(model[name]) for name in base}, notes))[0])
     rounds, lengths = table(past)
     least = lengths.sum(1) + int(nbytes(Parcel({}, notes))[0])
@@ -154,7 +130,7 @@ def onward(method: Method, copy: Tree, data: Tensor | bytes, here: Ctx) -> Tree:
 
 def read_frame(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
     raw = data.cpu().numpy().tobytes() if isinstance(data, Tensor) else data
-    parcel = each(from_bytes(raw, schema), lambda x: x.to(here.ids.device))
+    parcel = each(from_bytes(raw, schema), lambda x: x.to(here.device))
     return broadcaster(method).decode(parcel, here)
 
 

@@ -12,27 +12,16 @@ from torch import Tensor
 
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import SparingError, TrainingError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Parcel, each
-from sparing.core.protocols import Rows
-from sparing.core.round import (
-    Server,
-    about,
-    begin,
-    claiming,
-    incoming,
-    met,
-    outgoing,
-    put_back,
-    schema_down,
-    schema_up,
-    settle,
-)
+from sparing.core.method import Rows
+from sparing.core.round import Server, about, begin, client_claiming, incoming, met, outgoing, put_back, schema_down, schema_up, settle
 from sparing.core.tree import Tree, sha256
 from sparing.core.versions import NEVER, copy_of
 from sparing.core.wire import from_bytes, sizes, to_bytes
 from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, context
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.reading import read_later
 from sparing.engines.stale import Stale
 
 
@@ -48,7 +37,7 @@ class Debug:
         method = self.job.method
         cohort = context(self.job, server, ids, t)
         fold, tally, stale = begin(method, server, cohort), Tally(), Stale(method, server.model)
-        train = stale.watching(self.job.train)
+        watched = stale.watching(method)
         copies: dict[int, Tree] = {}
         with torch.no_grad():
             for k in range(len(ids)):
@@ -68,7 +57,7 @@ class Debug:
                     ctx = self.job.timed(ctx, sent)
                 with stage("local training and writing the upload", ctx):
                     fleet, before = self.job.fleet, self.bank.read(ctx.ids)
-                    up, honest, state = claiming(method, before, got, train, ctx, fleet.claim)
+                    up, honest, state = client_claiming(watched, before, got, self.job.train, ctx, fleet.claim)
                     if not method.blend.lenient:
                         refuse_infinite(honest, ctx)
                     returned = to_bytes(up, 0, f"{about(ctx)}/up")
@@ -92,11 +81,11 @@ class Debug:
                 server, report = settle(method, server, fold, cohort, self.job.gradient)
             else:
                 server, report = met(server, cohort), {}
-        return server, tally.outcome(report | stale.report())
+        return server, tally.outcome(*read_later([], tally.losses, report, stale.report())())
 
     def held(self, server: Server, ctx: Ctx, copies: dict[int, Tree]) -> tuple[Tree, int]:
         """What this client keeps of its last download, replayed here once a round, and the round of it."""
-        served = int(server.past["held"][ctx.ids[0]]) if "held" in server.past else NEVER
+        served = int(server.past["held"][int(ctx.ids[0])]) if "held" in server.past else NEVER
         if served not in copies:
             copies[served] = copy_of(self.job.method, server.model, server.past, served, ctx)
         return copies[served], served

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from sparing.core.gpu import carried, carried_together
-from sparing.core.keys import Ctx
-from sparing.core.later import doubt
-from sparing.core.padded import joins
+from sparing.core.context import Ctx, Requirement
+from sparing.core.context import context as context_of
+from sparing.core.method import Fit, Lesson, Method, Trained, nothing
+from sparing.core.ops import restrict
 from sparing.core.parcel import Schema
-from sparing.core.protocols import Fit, Method, Report, nothing
 from sparing.core.round import Server
-from sparing.core.tree import Rest, Trained, Tree, cat, only, under
-from sparing.task import variates
+from sparing.core.tree import Rest, Tree, cat, under
 from sparing.task.fleet import Fleet
 from sparing.task.gradient import gradient
 from sparing.task.local import train
@@ -60,27 +58,17 @@ class Job(NamedTuple):
         looked_at = up or share.own or blend.collect or any(step.watch is not nothing for step in blend.steps)
         return self.threads if self.path == "implicit" and not looked_at else 1
 
-    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
-        """K clients on their own samples, with the signature `core.round.client` wants."""
-        model, local, data = self.model_for(ctx), self.method.local, self.task.train
-        whole, memory = self.network(start), {name: x.clone() for name, x in memory.items()}
-        how = (ctx, self.path, memory)
-        pull = variates.pull(start, memory) if any(phase.correct for phase in local.phases) else None
+    def train(self, lesson: Lesson, ctx: Ctx) -> Trained:
+        """K clients on their own samples."""
+        local = self.method.local._replace(phases=lesson.phases)
+        memory = {name: x.clone() for name, x in lesson.memory.items()}
+        anchor = None if lesson.anchor is None else self.network(lesson.anchor)
         after, notes = train(
-            model, self.task.loss, data, local, whole, *how,
-            pull=pull, precision=self.precision, graph=self.graph, threads=self.within,
+            self.model_for(ctx), self.task.loss, self.task.train, local, self.network(lesson.start), ctx, self.path,
+            memory, anchor, lesson.pull or None, self.precision, self.graph, self.within,
         )  # fmt: skip
-        if pull is not None:
-            after = {**after, **variates.renewed(start, after, memory, local, ctx)}
-        if local.second:
-            mine = {name: start.get(f"{name}.second", x) for name, x in whole.items()}
-            own = local._replace(phases=local.second)
-            trained, _ = train(
-                model, self.task.loss, data, own, mine, ctx, self.path,
-                anchor=whole, precision=self.precision, threads=self.within,
-            )  # fmt: skip
-            after = {**after, **{f"{name}.second": x for name, x in trained.items()}}
-        return only(after, start), memory, notes
+        names = set(after)
+        return Trained(restrict(after, [name for name in lesson.start if name in names]), memory, notes)
 
     def timed(self, ctx: Ctx, down: Later) -> Ctx:
         """The same round, once it is known how much went down to these K clients."""
@@ -102,9 +90,8 @@ class Job(NamedTuple):
         return self.rest.complete({name: x for name, x in tree.items() if name not in extra})
 
     def used(self, tree: Tree) -> Tree:
-        """The network that clients use: the second one, where they train two."""
-        whole = self.network(tree)
-        return {name: tree.get(f"{name}.second", x) for name, x in whole.items()} if self.method.local.second else whole
+        """The network that clients use."""
+        return self.network(self.method.local.used(tree))
 
     def model_for(self, ctx: Ctx) -> nn.Module:
         """The network that these K clients run."""
@@ -120,7 +107,7 @@ class Outcome(NamedTuple):
     down: Sizes  # value, index, scale, header, notes
     up: Sizes
     arrived: Tensor  # [n] bool: false for clients that vanished before their upload, or were late with it
-    report: Report
+    report: dict[str, float]
 
 
 class Marks(NamedTuple):
@@ -153,30 +140,26 @@ class Engine(Protocol):
     def evaluate(self, server: Server, t: int, wanted: "Wanted") -> Evaluation: ...
 
 
-def context(job: Job, server: Server, ids: Tensor, t: int) -> Ctx:
+def context(
+    job: Job, server: Server, ids: Tensor, t: int, requirements: list[Requirement] | None = None
+) -> Ctx:
     """What both ends know in round t about these clients."""
-    count, held, fit = job.task.train.count, job.task.held_out, job.method.fit
-    ids = ids.cpu()
-    n = count[ids]
-    here = Ctx(
+    count, ids = job.task.train.count, ids.cpu()
+    return context_of(
         seed=job.seed,
         round=t,
         rounds=job.rounds,
         ids=ids,
-        n=n,
+        n=count[ids],
         clients=len(count),
         samples=job.task.samples,
         cohort=len(ids),
+        first=~server.seen[ids],
         capacity={name: x[ids] for name, x in job.fleet.capacity.items()} or None,
-        held=len(held),
-        home=(ids, n),
+        held=len(job.task.held_out),
+        device=server.device,
+        requirements=requirements,
     )
-
-    device, new_K = server.device, ~server.seen[ids]
-    capacity = {name: carried(x, device) for name, x in here.capacity.items()} if here.capacity else None
-    far = carried_together((ids, n, new_K), device)
-    sizes = fit.sizes(here).cpu() if fit else None
-    return here._replace(ids=far[0], n=far[1], first=far[2], news=bool(new_K.any()), capacity=capacity, sizes=sizes)
 
 
 def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
@@ -192,12 +175,7 @@ def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
     if job.path == "loop" and job.aside > 1 and not job.method.fit:
         return dealt(ctx, turns * job.aside)
-    return pieces(ctx, turns * job.aside, job.method.fit, together(job, ctx))
-
-
-def together(job: Job, ctx: Ctx) -> bool:
-    """Whether clients whose sizes have one room share chunks: on a GPU fewer calls outweigh work on zeros."""
-    return job.path == "stacked" and ctx.ids.is_cuda and joins(job.method)
+    return pieces(ctx, turns * job.aside, job.method.fit)
 
 
 def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
@@ -205,21 +183,19 @@ def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
 
     With one client each, they come as from `pieces`.
     """
-    order = torch.argsort(ctx.here[1], stable=True).flip(0)
+    order = torch.argsort(ctx.n, stable=True).flip(0)
     turn, place = torch.arange(len(order)) // count, torch.arange(len(order)) % count
     whose = torch.where(turn % 2 == 0, place, count - 1 - place)
     return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
 
 
-def pieces(ctx: Ctx, count: int, fit: Fit | None, joined: bool = False) -> Iterator[Ctx]:
-    """About so many chunks, of equally many clients; `joined`: of sizes with one room together."""
+def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
+    """About so many chunks, of equally many clients."""
     if count == 1 and fit is None:
         yield ctx
         return
-    order = ctx.here[1].argsort(stable=True)
-    kind = fit.sizes(ctx).cpu()[order] if fit else torch.zeros_like(order)
-    if fit and joined:
-        kind = torch.tensor(fit.room)[kind]
+    order = ctx.n.argsort(stable=True)
+    kind = fit.sizes(ctx)[order] if fit else torch.zeros_like(order)
     kind, grouped = kind.sort(stable=True)
     order, whole, start = order[grouped], len(order), 0
     if order.tolist() != list(range(whole)):
@@ -242,33 +218,31 @@ class Tally:
 
     def __init__(self) -> None:
         self.parts: list[Tree] = []
+        self.losses: list[Tensor] = []  # [K] each, wherever they were computed
+        self.sizes: list[tuple[Later, Later]] = []  # down and up
 
     def add(self, ctx: Ctx, down: Later, up: Later, loss: Tensor, gone_K: Tensor) -> None:
-        """K clients; those that are gone uploaded nothing. Their losses and sizes come when doubts are judged."""
-        (ids, n), here, dtype = ctx.here, ~gone_K.cpu(), loss.dtype
-        all_here = bool(here.all())
-        part = {"ids": ids, "n": n, "arrived": here}
-        self.parts.append(part)
-
-        def judge(values: Tensor) -> None:
-            part["loss"] = values.to(dtype)
-            part.update({f"down/{kind}": x.expand(len(ids)) for kind, x in down().items()})
-            part.update({f"up/{kind}": x.expand(len(ids)) if all_here else x * here for kind, x in up().items()})
-
-        doubt(ctx.doubts, loss, judge)
+        """K clients; those that are gone uploaded nothing."""
+        self.parts.append({"ids": ctx.ids, "n": ctx.n, "arrived": ~gone_K.cpu()})
+        self.losses.append(loss)
+        self.sizes.append((down, up))
 
     @property
     def arrivals(self) -> int:
         return sum(int(part["arrived"].sum()) for part in self.parts)
 
-    def outcome(self, report: Report) -> Outcome:
+    def outcome(self, losses: list[Tensor], report: dict[str, float]) -> Outcome:
+        """With the losses on the host."""
         if not self.parts:
             none = torch.zeros(0)
             return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
+        for part, loss, (down, up) in zip(self.parts, losses, self.sizes, strict=True):
+            k, here = len(part["ids"]), part["arrived"]
+            part["loss"] = loss
+            part.update({f"down/{kind}": x.expand(k) for kind, x in down().items()})
+            part.update({f"up/{kind}": x.expand(k) * here for kind, x in up().items()})
         whole = cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        ids = whole["ids"]
-        if bool((ids[1:] < ids[:-1]).any()):
-            order = ids.argsort()
-            whole = {name: x[order] for name, x in whole.items()}
+        order = whole["ids"].argsort()
+        whole = {name: x[order] for name, x in whole.items()}
         down, up = under("down", whole), under("up", whole)
         return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Rows
-from sparing.core.round import Server, starting_models
+from sparing.core.context import Ctx
+from sparing.core.method import Rows
+from sparing.core.round import Server, starting_models, train_locally
 from sparing.core.threads import side_by_side
 from sparing.core.tree import Tree, cat, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
@@ -71,11 +71,11 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
     def train(start: Start) -> Start:
         ctx, models, memory = start
         how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
-        return ctx, dict(how.train(models, memory, ctx)[0]), {}
+        return ctx, dict(train_locally(how.method.local, how.train, models, memory, ctx).after), {}
 
     def mark(trained: Start) -> None:
         assert job.task.test is not None
-        (ctx, models, _), ids = trained, trained[0].ids.cpu()
+        (ctx, models, _), ids = trained, trained[0].ids
         model, whole = (job.model, job.network(models)) if who == "global" else (job.model_for(ctx), job.used(models))
         how = {"static": is_static(job), "stacked": job.path != "loop"}
         got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, **how)
@@ -102,8 +102,8 @@ def in_steps(job: Job, steps: int) -> Job:
     """The same job with so many local steps in all, of its first phase: where the head comes first, of the head."""
     local = job.method.local
     phases = (local.phases[0]._replace(steps=steps),)
-    second = tuple(phase._replace(steps=steps) for phase in local.second[:1])
-    return job._replace(method=job.method._replace(local=local._replace(phases=phases, second=second)))
+    wraps = tuple(w._replace(phases=tuple(p._replace(steps=steps) for p in w.phases[:1])) for w in local.wraps)
+    return job._replace(method=job.method._replace(local=local._replace(phases=phases, wraps=wraps)))
 
 
 def is_static(job: Job) -> bool:

@@ -7,11 +7,10 @@ sync it is zero. Only a simulation can see it.
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
-from sparing.core.keys import Ctx
-from sparing.core.later import Doubts, doubt
-from sparing.core.protocols import Method, Report, Train
-from sparing.core.tree import Trained, Tree, flat
+from sparing.core.context import Ctx
+from sparing.core.method import Lesson, Method, Phase, Report, Train, Trained, Wrap
+from sparing.core.operation import operation
+from sparing.core.tree import Tree, flat
 
 
 class Stale:
@@ -23,16 +22,20 @@ class Stale:
         self.model, self.count = model, 0
         self.sums: Tensor | None = None  # over clients, of what they are away from the model and of its square: [2, n]
 
-    def watching(self, train: Train) -> Train:
-        """The same training, looked at from the side."""
+    def watching(self, method: Method) -> Method:
+        """The same method, looked at from the side."""
         if not self.names:
-            return train
+            return method
 
-        def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
-            self.add(start, len(ctx.ids))
-            return train(start, memory, ctx)
+        def around(train: Train, phases: tuple[Phase, ...]) -> Train:
+            def watched(lesson: Lesson, ctx: Ctx) -> Trained:
+                self.add(lesson.start, len(ctx.ids))
+                return train(lesson, ctx)
 
-        return watched
+            return watched
+
+        local = method.local
+        return method._replace(local=local._replace(wraps=(*local.wraps, Wrap(around))))
 
     def add(self, start: Tree, k: int) -> None:
         self.take(k, spreads([(start[name], self.model[name]) for name in self.names], k))
@@ -45,22 +48,16 @@ class Stale:
         self.count += count
         self.sums = sums if self.sums is None else self.sums + sums
 
-    def report(self, doubts: Doubts | None = None) -> Report:
-        """Complete once the doubts are judged."""
-        report: Report = {}
-        if self.sums is not None and self.count > 1:
-            total, square = self.sums / self.count
-            spread = (square - total.square()).clamp(min=0).sum()
-            doubt(doubts, spread, lambda x: report.update(stale_divergence=float(x) / len(total)))
-        return report
+    def report(self) -> Report:
+        if self.sums is None or self.count < 2:
+            return {}
+        total, square = self.sums / self.count
+        return {"stale_divergence": (square - total.square()).clamp(min=0).sum() / len(total)}
 
 
+@operation
 def spreads(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
     """Of tensors of k clients and the model's: the sums of differences and of their squares, float64 `[2, n]`."""
-    if all(ready(x) and x.dtype == origin.dtype == torch.float32 for x, origin in pairs):
-        from sparing.core.gpu.spread import spreads as together
-
-        return together(pairs, k)
     parts = []
     for x, origin in pairs:
         away = flat(x.double() - origin).expand(k, -1)

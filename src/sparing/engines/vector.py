@@ -11,18 +11,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.download import downloads_later
+from sparing.core.context import Ctx, Requirement
 from sparing.core.fold import Collect, Fold
-from sparing.core.keys import Ctx
-from sparing.core.later import asked
-from sparing.core.padded import own_sizes_later
+from sparing.core.method import Rows
 from sparing.core.parcel import Parcel, pick
-from sparing.core.protocols import Rows
-from sparing.core.round import Server, begin, claiming, incoming, met, outgoing, put_back, settle
+from sparing.core.round import Server, begin, client_claiming, incoming, met, outgoing, put_back, settle
 from sparing.core.threads import intra_op, side_by_side
 from sparing.core.tree import Tree
 from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.reading import read_later
+from sparing.engines.sizes import download_sizes, join_sizes, upload_sizes
 from sparing.engines.stale import Stale
 from sparing.engines.weighed import due, weighed
 
@@ -52,32 +51,34 @@ class Back(NamedTuple):
 class Vector:
     def __init__(self, job: Job, bank: Rows):
         self.job, self.bank = job, bank
+        self.joined = join_sizes(job)
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         server, outcome = self.start(server, ids, t)
         return server, outcome()
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
-        """A round, of which the host may know later than the GPU how it went: that is what is called then."""
-        cohort = context(self.job, server, ids, t)._replace(doubts=[] if server.device.type == "cuda" else None)
+        """A round, of which the host may know later than its device how it went: that is what is called then."""
+        requirements: list[Requirement] | None = None if server.device.type == "cpu" else []
+        cohort = context(self.job, server, ids, t, requirements)
         with self.job.fleet.blamed():
             try:
                 return self.play(server, cohort)
             except Exception:
-                asked(cohort.doubts or [])()  # what is doubted may be the cause
+                read_later(requirements or [], [])()  # what does not hold may be the cause
                 raise
 
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
-        method, aside = self.job.method, self.job.aside
-        tally, stale, who = Tally(), Stale(method, server.model), due(cohort)
-        with torch.no_grad(), intra_op(self.job.within) if self.job.within > 1 else nullcontext():
-            folds = [begin(method, server, cohort) for _ in range(aside)]
+        job, aside = self.joined, self.job.aside
+        tally, stale, who = Tally(), Stale(job.method, server.model), due(cohort)
+        with torch.no_grad(), intra_op(job.within) if job.within > 1 else nullcontext():
+            folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
 
             def send(ctx: Ctx) -> Sent:
-                down = outgoing(method, server, ctx)
-                posted = downloads_later(method, server.past, down, ctx)
-                return Sent(self.job.timed(ctx, posted), down, posted, self.bank.read(ctx.here[0]), who)
+                down = outgoing(job.method, server, ctx)
+                posted = download_sizes(job.method, server.past, down, ctx)
+                return Sent(job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids), who)
 
             def work(sent: Sent) -> Back:
                 fold = free.pop()
@@ -87,34 +88,30 @@ class Vector:
                     free.append(fold)
 
             def take(back: Back) -> None:
-                self.bank.write(back.ctx.here[0], back.state)
+                self.bank.write(back.ctx.ids, back.state)
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
-            side_by_side(map(send, parts(self.job, cohort)), work, take, aside)
+            side_by_side(map(send, parts(job, cohort)), work, take, aside)
             if tally.arrivals:
-                server, report = settle(method, server, merged(folds), cohort, self.job.gradient)
+                server, report = settle(job.method, server, merged(folds), cohort, self.job.gradient)
             else:
                 server, report = met(server, cohort), {}
-            divergence = stale.report(cohort.doubts)
-            judged = asked(cohort.doubts or [])
+            read = read_later(cohort.workspace.requirements or [], tally.losses, report, stale.report())
 
         def outcome() -> Outcome:
             with self.job.fleet.blamed():
-                judged()
-            return tally.outcome(report | divergence)
+                return tally.outcome(*read())
 
         return server, outcome
 
     def clients(self, server: Server, fold: Fold | Collect, sent: Sent) -> Back:
         """They train and write; what arrives is folded in."""
-        method, (ctx, down, posted, state, who) = self.job.method, sent
+        method, (ctx, down, posted, state, who) = self.joined.method, sent
         stale = Stale(method, server.model)
-        train, fleet = stale.watching(self.job.train), self.job.fleet
-        up, honest, state = claiming(method, state, down, train, ctx, fleet.claim)
-        returned = own_sizes_later(method, up, ctx)
-        if method.fit is None or not method.fit.joined(ctx):
-            returned = weighed(up, returned, who, ctx)
+        fleet = self.job.fleet
+        up, honest, state = client_claiming(stale.watching(method), state, down, self.joined.train, ctx, fleet.claim)
+        returned = weighed(up, upload_sizes(method, up, ctx), who, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, honest, gone_K, ctx)

@@ -1,20 +1,21 @@
 """One client's upload of a round is really written, and must be as long as was counted."""
 
 from sparing.core.errors import SparingError
-from sparing.core.keys import Ctx, word_of
+from sparing.core.context import Ctx
+from sparing.core.keys import tag_word
 from sparing.core.parcel import Parcel
-from sparing.core.product import Product
+from sparing.core.ops import is_formed
 from sparing.core.wire import Later, is_plain, to_bytes
 
-EVERY = {"cpu": 1, "cuda": 100}
-"""Rounds from one such client to the next; on a GPU a round takes less time than writing a parcel."""
+EVERY = 100
+"""Rounds from one such client to the next on a device, where a round takes less time than writing a parcel."""
 
 
 def due(cohort: Ctx) -> int | None:
     """Whose upload is weighed in this round, if anybody's."""
-    ids, every = cohort.here[0], EVERY.get(cohort.ids.device.type, 1)
+    ids, every = cohort.ids, 1 if cohort.device.type == "cpu" else EVERY
     now = len(ids) > 0 and cohort.round % every == 1 % every
-    return int(ids[word_of(cohort, "weighed") % len(ids)]) if now else None
+    return int(ids[tag_word(cohort.seed, cohort.round, "weighed") % len(ids)]) if now else None
 
 
 def weighed(parcel: Parcel, counted: Later, who: int | None, ctx: Ctx) -> Later:
@@ -22,9 +23,9 @@ def weighed(parcel: Parcel, counted: Later, who: int | None, ctx: Ctx) -> Later:
 
     Parcels of plain values all have the size of their shapes, so there the first round is enough.
     """
-    ids, leaves = ctx.here[0].tolist() if who is not None else [], parcel.leaves.values()
-    unformed = any(isinstance(leaf.value, Product) and leaf.value.whole is None for leaf in leaves)
-    if who not in ids or unformed or (ctx.round > 1 and is_plain(parcel)):
+    ids, leaves = ctx.ids.tolist() if who is not None else [], parcel.leaves.values()
+    formed = all(is_formed(leaf.value) for leaf in leaves)
+    if who not in ids or not formed or (ctx.round > 1 and is_plain(parcel)):
         return counted
     k = ids.index(who)
     length = len(to_bytes(parcel, k))

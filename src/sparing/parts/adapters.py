@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from sparing.core.errors import MethodError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.tree import Layout, Tree
 
 GATE = "adapter.gate"

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import check_range
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended, Report, Step
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival, Blended, Report, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Tree, column
 
@@ -15,7 +15,7 @@ def norm_bound(bound: float) -> Step:
     check_range("norm-bound.bound", bound, 0, float("inf"), open_low=True)
 
     def receive(state: Tree, arrival: Arrival) -> Arrival:
-        square_K = torch.zeros(len(arrival.ctx.ids), dtype=torch.float64, device=arrival.ctx.ids.device)
+        square_K = torch.zeros(len(arrival.ctx.ids), dtype=torch.float64, device=arrival.ctx.device)
         for x in arrival.update.values():
             square_K += total(x.double().square()) if x.is_floating_point() else 0
         norm_K = square_K.sqrt()
@@ -31,7 +31,7 @@ def norm_bound(bound: float) -> Step:
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         norm = blended.seen["norm"]
-        said = {"bounded": float((norm > bound).double().mean()), "norm_median": float(norm.quantile(0.5))}
+        said = {"bounded": (norm > bound).double().mean(), "norm_median": norm.quantile(0.5)}
         return blended.update, state, said
 
     return Step(apply, watch=watch, name="norm-bound", receive=receive)

@@ -30,9 +30,9 @@ from sparing.core.components import (
 )
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.fit import fitted
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row, sent
-from sparing.core.protocols import Codec, View
+from sparing.core.method import TURNS, Codec, Trait, View
 from sparing.core.rounding import codes_of
 from sparing.core.subspace import Components
 from sparing.core.threads import intra_op
@@ -157,13 +157,13 @@ def budget(layout: Layout, most: float = math.inf, by: By = "best", skip: frozen
         for name, shape in layout.shapes.items()
         if name not in skip
     }
-    least = int(nbytes(one(Parcel(zeros, NOTES), 0, Ctx(0, 0, 0, torch.zeros(1), torch.zeros(1), 1, 1)))[0])
+    least = int(nbytes(one(Parcel(zeros, NOTES), 0, context(0, 0, 0, [0], [0], 1, 1)))[0])
     if most <= least:
         raise ConfigError(
             f"budget.bytes is {most:g}, but {least} bytes say nothing yet: header, notes and buffers; give more"
         )
-    traits = {"basis", "codes", "counts"} | ({"deadline"} if most == math.inf else set())
-    return Codec(encode, decode, schema, name="budget", lossy=True, traits=frozenset(traits))
+    traits = Trait.COUNTS | Trait.DEADLINE if most == math.inf else Trait.COUNTS
+    return Codec(encode, decode, schema, name="budget", effect=TURNS._replace(traits=traits))
 
 
 def written(

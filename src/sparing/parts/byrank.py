@@ -7,17 +7,14 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import check_range
-from sparing.core.gpu import carried
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended, Report, Step, Weigh
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival, Blended, Report, Step, Weigh
 from sparing.core.reduce import total
 from sparing.core.tree import Tree
 
 Sizes = Callable[[Ctx], Tensor]
 LOGITS: dict[str, Callable[[float], float]] = {"ratio": lambda ratio: ratio, "factor": lambda ratio: -1 / ratio}
 """What the softmax over clients is taken of; weightings that do not look at ranks have none."""
-SURE = 2.0**-12
-"""Weights from here on are above zero on the grid of every cohort of up to 2^17 clients."""
 
 
 def weights(weighting: str, temperature: float, ratios: Sequence[float], of: Sequence[float]) -> list[float]:
@@ -36,10 +33,9 @@ def by_rank(weighting: str, temperature: float, ratios: Sequence[float], sizes: 
     table = weights(weighting, temperature, ratios, of=ratios)
 
     def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
-        weight_K = torch.tensor([table[size] for size in sizes(arrival.ctx).tolist()], dtype=torch.float64)
-        return carried(weight_K, arrival.ctx.ids.device), {}
+        return torch.tensor([table[size] for size in sizes(arrival.ctx).tolist()], dtype=torch.float64), {}
 
-    return Weigh(of, lambda ctx: float(ctx.cohort), name=f"rank ({weighting})", positive=min(table) >= SURE)
+    return Weigh(of, lambda ctx: float(ctx.cohort), name=f"rank ({weighting})", looks=False)
 
 
 def history(weighting: str, temperature: float, ratios: Sequence[float], sizes: Sizes) -> Step:

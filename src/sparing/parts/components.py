@@ -24,9 +24,9 @@ from sparing.core.components import (
     worthy,
 )
 from sparing.core.errors import MethodError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.protocols import Codec, View
+from sparing.core.method import TURNS, Codec, Trait, View
 from sparing.core.reduce import total
 from sparing.core.rounding import codes_of, reaching, rounded
 from sparing.core.subspace import Components
@@ -104,7 +104,7 @@ def components(layout: Layout, energy: float = 0.9, rank: int = 32, skip: frozen
             leaves[joint(rest)] = Spec((sum(rest.values()),), torch.int8, scales=1, tight=True)
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name="lowrank", lossy=True, traits=frozenset({"basis", "codes", "whole"}))
+    return Codec(encode, decode, schema, name="lowrank", effect=TURNS._replace(traits=Trait.WHOLE))
 
 
 def written(name: str, parts: Components, cut: Tensor, step: Tensor) -> dict[str, Leaf]:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
-from sparing.core.protocols import Codec, View
+from sparing.core.context import Ctx
+from sparing.core.parcel import Leaf, Parcel, Schema, sent
+from sparing.core.tree import cleared
+from sparing.core.method import Codec, Effect, Form, Trait, View
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, column, prefixed, under
 
@@ -75,8 +76,9 @@ def dgc(
                 state[f"unsent/{name}"] = state[f"unsent/{name}"] + decoded.leaves[name].value
         return state
 
-    traits = frozenset({"sparse", "remembers", "values"}) | thin(1).traits
-    return Codec(encode, decode, schema, init, lost, "dgc", True, traits)
+    gives, refuses, _, traits = thin(1).effect
+    effect = Effect(gives | Form.SPARSE, refuses | Form.CODES, traits=traits | Trait.REMEMBERS)
+    return Codec(encode, decode, schema, init, lost, "dgc", effect)
 
 
 def clipped(leaves: list[Leaf], clip: float | None, ctx: Ctx) -> Tensor | None:

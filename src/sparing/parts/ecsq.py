@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, sent
-from sparing.core.protocols import Codec, View
+from sparing.core.method import QUANTISES, Codec, View
 from sparing.core.reduce import total
 from sparing.core.rounding import codes_of, reaching
 from sparing.core.tree import Layout, Tree, column, flat
@@ -53,7 +53,7 @@ def ecsq(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
         }
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name="ecsq", lossy=True, traits=frozenset({"codes"}))
+    return Codec(encode, decode, schema, name="ecsq", effect=QUANTISES)
 
 
 def step_for(leaves: list[Leaf], multiple: float) -> Tensor:

@@ -7,23 +7,37 @@ n_k are samples, n those of all clients, so that g = sum over all clients of (n_
 """
 
 import torch
+from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
-from sparing.core.keys import Ctx
+from sparing.core.method import (
+    Arrival,
+    Blended,
+    Codec,
+    Effect,
+    Form,
+    Method,
+    Report,
+    Step,
+    Trait,
+    View,
+    by_samples,
+)
 from sparing.core.parcel import Parcel
-from sparing.core.protocols import Arrival, Blended, Codec, Report, Step, View
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, prefixed, under
+
+NAME = "ef21"
 
 
 def ef21(layout: Layout, names: list[str], codec: Codec) -> Codec:
     """Over any compressor C whose error is smaller than what it is given."""
-    for trait in ("unbiased", "noisy"):
-        if trait in codec.traits:
-            raise MethodError(
-                f"ef21 needs a compressor whose error is smaller than its input, and that of {codec.name!r} may be "
-                "larger; use topk, sign or int8"
-            )
+    if codec.effect.traits & (Trait.AMPLIFIES | Trait.NOISY):
+        raise MethodError(
+            f"ef21 needs a compressor whose error is smaller than its input, and that of {codec.name!r} may be larger; "
+            "use topk, sign or int8"
+        )
 
     def init(_: Layout) -> Tree:
         start = {name: torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in names}
@@ -51,8 +65,9 @@ def ef21(layout: Layout, names: list[str], codec: Codec) -> Codec:
         inner = codec.lost(parcel, under("inner", state), ctx)
         return prefixed("estimate", estimate) | prefixed("inner", inner)
 
-    traits = codec.traits | {"remembers", "sums"}
-    return Codec(encode, codec.decode, codec.schema, init, lost, f"ef21({codec.name})", True, traits)
+    gives, refuses, _, traits = codec.effect
+    effect = Effect(gives | Form.SUMS, refuses, traits=traits | Trait.REMEMBERS)
+    return Codec(encode, codec.decode, codec.schema, init, lost, f"ef21({codec.name})", effect)
 
 
 def estimated(names: list[str]) -> Step:
@@ -61,7 +76,7 @@ def estimated(names: list[str]) -> Step:
     def init(model: Tree, clients: int) -> Tree:
         return {name: torch.zeros_like(model[name], dtype=torch.float64) for name in names}
 
-    def watch(state: Tree, arrival: Arrival) -> dict:
+    def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
         return {"n": arrival.notes["n"]}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
@@ -69,4 +84,21 @@ def estimated(names: list[str]) -> Step:
         moved = {name: g + blended.update[name] * share for name, g in state.items() if name in blended.update}
         return blended.update | moved, state | moved, {}
 
-    return Step(apply, init, watch, name="ef21", needs_mean=True)
+    return Step(apply, init, watch, name=NAME, needs_mean=True)
+
+
+def refuse_other_sums(method: Method) -> None:
+    """A server that adds up, over the rounds, what clients sent must always weigh them alike and send all the same."""
+    for codec in method.up:
+        if Form.SUMS in codec.effect.gives:
+            steps = method.blend.steps
+            odd = [step.name for step in steps if step.serving is not None and not step.serving.notes]
+            odd += [step.name for step in steps if step.receive is not None]
+            names = [step.name for step in steps]
+            odd += names[: names.index(NAME)]
+            odd += [method.blend.weigh.name] if method.blend.weigh.name != by_samples.name else []
+            if odd:
+                raise MethodError(
+                    f"{codec.name!r} adds up what clients send over the rounds, which needs one model for all, sent as "
+                    f"it is, and weights by samples; drop {odd[0]!r}"
+                )

@@ -4,7 +4,7 @@ import warnings
 
 from sparing.core.errors import MethodError, nearest
 from sparing.core.parcel import Cut, Cuts
-from sparing.core.protocols import Share
+from sparing.core.method import Share
 from sparing.core.tree import Layout
 
 
@@ -19,7 +19,7 @@ def at_home(layout: Layout, home: frozenset[str]) -> Share:
     """The tensors `home` never cross the wire, all others do."""
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
     down, up = (lambda state, model, ctx: cuts), (lambda got, ctx: cuts)
-    return Share(down, up, own=home, private=home, within=True, whole=True)
+    return Share(down, up, own=home, private=home)
 
 
 def split(layout: Layout, layers: list[str] | None = None, shared: list[str] | None = None) -> frozenset[str]:

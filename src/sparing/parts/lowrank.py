@@ -5,13 +5,15 @@ Which layers stay whole: the first few, the last, 1x1 convolutions of shortcuts,
 
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from sparing.core.capacity import by_capacity, check_ratios
+from sparing.core.context import Ctx
 from sparing.core.errors import MethodError, check_range, nearest
 from sparing.core.factors import (
     FactoredConv,
@@ -21,18 +23,15 @@ from sparing.core.factors import (
     factors_of,
     in_shape,
     matrix_of,
-    padded,
     parts_of,
     product,
-    summable,
 )
 from sparing.core.factors import sides as sides_of
-from sparing.core.gpu import carried
-from sparing.core.keys import Ctx, hashes, uniforms
-from sparing.core.later import doubt
-from sparing.core.protocols import Fit, Report
-from sparing.core.svd import PROBES, Soon, anew, decomposed, exact_each, exact_soon, handed, known
-from sparing.core.tree import Awaited, Kept, Layout, Tree, tied_of
+from sparing.core.keys import hashes, uniforms
+from sparing.core.method import Fit, Remembered, Report, Resize
+from sparing.core.operation import operation
+from sparing.core.svd import PROBES, Svd, begins_anew, decomposed, energy, exact_each
+from sparing.core.tree import Layout, Masks, Tree, tied_of
 
 FULL = {18: 3, 34: 15, 50: 10}
 """Leading layers that stay whole, by how many there are: in ResNet-18 the stem and its first block, in ResNet-34 the
@@ -40,105 +39,102 @@ stem and layers 1 and 2, in ResNet-50 the stem and layer 1. Other networks keep 
 SHORTCUTS = ("shortcut", "downsample")
 
 
-def lowrank(layout: Layout, ratios: Sequence[float], full: int | None = None, keep: Sequence[str] = ()) -> Fit:
+class LowRank(NamedTuple):
+    """Which layers are factored, and how far, for every size that is offered."""
+
+    layout: Layout
+    ranks: tuple[dict[str, int], ...]  # by size: the rank of each factored layer; none where the model is whole
+    most: dict[str, int]  # the largest of these ranks
+    least: dict[str, int]  # and the smallest
+    sizes: Callable[[Ctx], Tensor]
+
+    @property
+    def groups(self) -> dict[tuple[int, int, int], list[str]]:
+        """Layers whose matrices have one shape and one largest rank: (rows, columns, rank) -> names."""
+        groups: dict[tuple[int, int, int], list[str]] = {}
+        for name, rank in self.most.items():
+            groups.setdefault((*sides_of(self.layout.shapes[name]), rank), []).append(name)
+        return groups
+
+
+def low_rank(layout: Layout, ratios: Sequence[float], full: int | None = None, keep: Sequence[str] = ()) -> Fit:
     """Client models whose factored layers have rank `ratio` times their outputs; ratio 1 is the model itself."""
     check_ratios("fedhm", ratios)
     thin = [ratio for ratio in ratios if ratio < 1]
     layers = factored(layout, full, keep) if thin else []
     ranks = [{name: rank_of(layout.shapes[name], ratio) for name in layers} if ratio < 1 else {} for ratio in ratios]
-    most = ranks[ratios.index(max(thin))] if thin else {}
-    least = ranks[ratios.index(min(thin))] if thin else {}
-    sizes = by_capacity(ratios, "rank")
-    groups: dict[tuple[int, ...], list[str]] = {}
-    for name in layers:
-        groups.setdefault((*sides_of(layout.shapes[name]), most[name]), []).append(name)
-
-    def init(model: Tree) -> Kept:
-        return cut(spectra(model, {}, None)[0])
-
-    def learn(state: Kept, model: Tree, ctx: Ctx) -> tuple[Kept, Report]:
-        soon, fallbacks = spectra(model, state, ctx)
-        report: Report = {}
-        if layers:
-
-            def judge(_: Tensor) -> None:
-                told = zip(groups.values(), soon.strengths(), strict=True)
-                found = {name: (float(x.energy[i]), x.s[i]) for names, x in told for i, name in enumerate(names)}
-                report.update(quality(least, found) | {"fallbacks": float(fallbacks)})
-
-            doubt(ctx.doubts, torch.zeros(0), judge)
-        return cut(soon), report
-
-    def cut(soon: Soon) -> Kept:
-        """The factors of every layer, of the largest rank, and what the next decomposition goes on from."""
-
-        def tree() -> Tree:
-            state: Tree = {}
-            for names, found in zip(groups.values(), soon.svds(), strict=True):
-                for i, name in enumerate(names):
-                    u, s, v = (x[i : i + 1] for x in found)
-                    a, b = factors_of(u, s, v, layout.shapes[name])
-                    state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s, f"v/{name}": v}
-            return state
-
-        return Awaited(tree)
-
-    def spectra(model: Tree, old: Kept, ctx: Ctx | None) -> tuple[Soon, int]:
-        """One decomposition for all ranks; matrices of one shape go together."""
-        alike = [[matrix_of(model[name]) for name in names] for names in groups.values()]
-        matrices = [torch.cat(some) if len(some) > 1 else some[0] for some in alike]
-        matrices = [m if m.dtype == torch.float64 else m.float() for m in matrices]
-        if matrices and all(map(handed, matrices)):
-            return exact_soon(matrices, [rank for _, _, rank in groups]), 0
-        fresh = [(m, rank) for m, (_, _, rank) in zip(matrices, groups, strict=True) if not old or anew(m, rank)]
-        begun = iter(exact_each([m for m, _ in fresh], [rank for _, rank in fresh]))
-        svds, fallbacks = [], 0
-        for m, ((_, columns, rank), names) in zip(matrices, groups.items(), strict=True):
-            if not old or anew(m, rank):
-                found = next(begun)
-            else:
-                before = torch.cat([old[f"v/{name}"] for name in names])
-                found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
-                fallbacks += missed
-            svds.append(found)
-        return known(matrices, svds), fallbacks
-
-    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
-        out: Tree = {}
-        ranks_K = own_ranks(ctx) if fit.joined(ctx) else {}
-        for name, x in model.items():
-            if (rank := ranks[size].get(name)) is None:
-                out[name] = x
-                continue
-            a, b = state[f"a/{name}"][:, :, :rank], state[f"b/{name}"][:, :rank]
-            if name in ranks_K:
-                a, b = padded(a, b, ranks_K[name])
-            out |= {part: y.contiguous().to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
-        return out
-
-    def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
-        multiplied = summable if fit.joined(ctx) else product
-        whole = {name: multiplied(*(resized[part] for part in parts_of(name))) for name in ranks[size]}
-        whole = {name: in_shape(x, layout.shapes[name]) for name, x in whole.items()}
-        return whole, dict.fromkeys(whole)
-
-    def own_ranks(ctx: Ctx) -> Tree:
-        """What of each factored layer these K clients have: ranks `[K]`."""
-        table = torch.tensor([list(ranks[size].values()) for size in sizes(ctx).tolist()])
-        return dict(zip(layers, carried(table, ctx.ids.device).unbind(1), strict=True))
-
-    fit = Fit(
-        sizes=sizes,
+    most, least = (ranks[ratios.index(some(thin))] if thin else {} for some in (max, min))
+    plan = LowRank(layout, tuple(ranks), most, least, by_capacity(ratios, "rank"))
+    resize = Resize(
+        shrink=partial(cut_factors, plan),
+        grow=partial(multiply_factors, plan),
+        init=lambda model: decompose(plan, model, {}, None)[0],
+        learn=lambda state, model, ctx: decompose(plan, model, state, ctx),
+    )
+    return Fit(
+        sizes=plan.sizes,
         layouts=tuple(resized_layout(layout, rank) for rank in ranks),
-        shrink=shrink,
-        grow=grow,
+        resize=resize,
         module=lambda model, size: resized_module(model, ranks[size]),
         names=tuple(f"ratio {ratio:g}" for ratio in ratios),
-        init=init,
-        learn=learn,
-        room=tuple(ratios.index(max(thin)) if ratio < 1 else size for size, ratio in enumerate(ratios)),
     )
-    return fit
+
+
+def cut_factors(plan: LowRank, state: Remembered, model: Tree, size: int, ctx: Ctx) -> Tree:
+    """The model with factors of this size's ranks in place of weights."""
+    out: Tree = {}
+    for name, x in model.items():
+        if (rank := plan.ranks[size].get(name)) is None:
+            out[name] = x
+            continue
+        a, b = state[f"a/{name}"][:, :, :rank], state[f"b/{name}"][:, :rank]
+        out |= {part: y.contiguous().to(x.dtype) for part, y in zip(parts_of(name), (a, b), strict=True)}
+    return out
+
+
+def multiply_factors(plan: LowRank, resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, Masks]:
+    """Weights again; every client covers all of them."""
+    whole = {name: product(*(resized[part] for part in parts_of(name))) for name in plan.ranks[size]}
+    whole = {name: in_shape(x, plan.layout.shapes[name]) for name, x in whole.items()}
+    return whole, dict.fromkeys(whole)
+
+
+@operation
+def decompose(plan: LowRank, model: Tree, old: Remembered, ctx: Ctx | None) -> tuple[Remembered, Report]:
+    """The factors of every layer, of the largest rank, what the next decomposition goes on from, and their quality."""
+    matrices, groups = matrices_of(plan, model), plan.groups
+    fresh = [(m, rank) for m, (*_, rank) in zip(matrices, groups, strict=True) if not old or begins_anew(m, rank)]
+    begun = iter(exact_each([m for m, _ in fresh], [rank for _, rank in fresh]))
+    svds, fallbacks = [], 0
+    for m, ((_, columns, rank), names) in zip(matrices, groups.items(), strict=True):
+        if not old or begins_anew(m, rank):
+            found = next(begun)
+        else:
+            before = torch.cat([old[f"v/{name}"] for name in names])
+            found, missed = decomposed(m, rank, before, partial(probes, ctx, names, columns, m))
+            fallbacks += missed
+        svds.append(found)
+    if not plan.most:
+        return {}, {}
+    strengths = [(energy(m), found.s.double()) for m, found in zip(matrices, svds, strict=True)]
+    return factors_from(plan, svds), {**quality(plan, strengths), "fallbacks": float(fallbacks)}
+
+
+def matrices_of(plan: LowRank, model: Tree) -> list[Tensor]:
+    """Of every group its matrices, `[layers, rows, columns]`."""
+    alike = [[matrix_of(model[name]) for name in names] for names in plan.groups.values()]
+    matrices = [torch.cat(some) if len(some) > 1 else some[0] for some in alike]
+    return [m if m.dtype == torch.float64 else m.float() for m in matrices]
+
+
+def factors_from(plan: LowRank, svds: list[Svd]) -> Tree:
+    state: Tree = {}
+    for names, found in zip(plan.groups.values(), svds, strict=True):
+        for i, name in enumerate(names):
+            u, s, v = (x[i : i + 1] for x in found)
+            a, b = factors_of(u, s, v, plan.layout.shapes[name])
+            state |= {f"a/{name}": a, f"b/{name}": b, f"s/{name}": s, f"v/{name}": v}
+    return state
 
 
 def rank_of(shape: Shape, ratio: float) -> int:
@@ -241,18 +237,19 @@ def probes(ctx: Ctx | None, names: list[str], columns: int, like: Tensor) -> Ten
     return (uniforms(hashes(keys, columns * PROBES)) - 0.5).to(like.dtype).unflatten(1, (columns, PROBES))
 
 
-def quality(ranks: dict[str, int], found: dict[str, tuple[float, Tensor]]) -> Report:
+def quality(plan: LowRank, strengths: list[tuple[Tensor, Tensor]]) -> dict[str, float]:
     """How far the smallest client's layers are from the server's, relative, and the norm of each of their factors.
 
-    Of each layer its energy and its singular values were found.
+    Of each group the energy of its matrices, `[layers]`, and their singular values, `[layers, rank]`.
     """
-    report: Report = {}
+    report: dict[str, float] = {}
     missed, whole = 0.0, 0.0
-    for name, rank in ranks.items():
-        size, s = found[name]
-        caught, root = float(s[:rank].square().sum()), float(s[:rank].sum())
-        gap, layer = max(size - caught, 0.0), name.rpartition(".")[0]
-        report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
-        report[f"factor_norm/{layer}"] = root**0.5
-        missed, whole = missed + gap, whole + size
+    for names, (energies, values) in zip(plan.groups.values(), strengths, strict=True):
+        for name, size, s in zip(names, energies.tolist(), values.cpu(), strict=True):
+            rank, layer = plan.least[name], name.rpartition(".")[0]
+            caught, root = float(s[:rank].square().sum()), float(s[:rank].sum())
+            gap = max(size - caught, 0.0)
+            report[f"approximation/{layer}"] = (gap / size) ** 0.5 if size else 0.0
+            report[f"factor_norm/{layer}"] = root**0.5
+            missed, whole = missed + gap, whole + size
     return report | {"approximation_error": (missed / whole) ** 0.5 if whole else 0.0}

@@ -7,9 +7,9 @@ import torch
 
 from sparing.core.compose import everything
 from sparing.core.errors import ConfigError, check_range, nearest
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Cut, Cuts
-from sparing.core.protocols import Blended, Report, Share
+from sparing.core.method import Blended, Report, Share
 from sparing.core.tree import Layout, Tree, column
 
 FAR = 1 << 40  # a round after every warm-up
@@ -75,7 +75,7 @@ def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int 
         cuts = now(ctx.round).down(state, model, ctx)
         if not idle(ctx.round):
             return cuts
-        new_K = torch.zeros_like(ctx.ids[:1], dtype=torch.bool) if ctx.first is None else ctx.first
+        new_K = ctx.placed(torch.zeros(1, dtype=torch.bool) if ctx.first is None else ctx.first)
         buffers = {name: Cut(column(new_K, model[name]).expand(-1, *layout.shapes[name])) for name in layout.buffers}
         return cuts | {name: cut for name, cut in buffers.items() if name in cuts}
 
@@ -84,7 +84,7 @@ def partial(layout: Layout, part: Share, count: Callable[[int], int], sync: int 
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         state, report = part.learn(state, blended, ctx)
-        return state, report | ({"mask_count": float(layout.size)} if full(ctx.round) else {})
+        return state, {**report, "mask_count": float(layout.size)} if full(ctx.round) else report
 
     private = own if most == 0 and sync is None else frozenset()
-    return Share(down, up, part.init, learn, own, private, look=part.look, within=part.within)
+    return Share(down, up, part.init, learn, own, private, look=part.look)

@@ -13,10 +13,12 @@ from torch.nn.modules.conv import _ConvNd
 
 from sparing.core.capacity import by_capacity
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.keys import Ctx, hashes
+from sparing.core.context import Ctx
+from sparing.core.keys import hashes
 from sparing.core.mix import Mix
-from sparing.core.protocols import Fit
-from sparing.core.tree import Kept, Layout, Tree, layout_of
+from sparing.core.method import Fit, Resize
+from sparing.core.method import Remembered
+from sparing.core.tree import Layout, Tree, layout_of
 from sparing.core.widths import narrowed, narrower
 
 LEAST = 1e-4
@@ -89,7 +91,7 @@ def held(ctx: Ctx, bases: int, count: int) -> Tensor:
     start one place later: those `bases` apart, which may all be of one size, differ too. The others are drawn.
     """
     order = hashes(ctx.common.keys("split-mix/first"), bases)[0].argsort()
-    first = order[(ctx.ids + ctx.ids // bases) % bases][:, None]
+    first = order[ctx.placed((ctx.ids + ctx.ids // bases) % bases)][:, None]
     rest = torch.arange(bases - 1, device=first.device)
     mask_K = torch.zeros(len(first), bases, dtype=torch.bool, device=first.device)
     mask_K.scatter_(1, rest + (rest >= first), ctx.choose("split-mix", bases - 1, count - 1))
@@ -100,7 +102,7 @@ def drawing(layout: Layout, held: Callable[[Ctx, int, int], Tensor]) -> Fit:
     bases = layout.bases
     counts = range(bases, 0, -1)
 
-    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
+    def shrink(state: Remembered, model: Tree, size: int, ctx: Ctx) -> Tree:
         if size == 0:
             return model
         places = held(ctx, bases, counts[size]).nonzero()[:, 1].reshape(-1, counts[size])
@@ -125,7 +127,7 @@ def drawing(layout: Layout, held: Callable[[Ctx, int, int], Tensor]) -> Fit:
     layouts = tuple(fewer(layout, count) for count in counts)
     names = tuple(f"{count} of {bases} bases" for count in counts)
     ratios = [count / bases for count in counts]
-    return Fit(by_capacity(ratios, "width"), layouts, shrink, grow, module, names, within=True)
+    return Fit(by_capacity(ratios, "width"), layouts, Resize(shrink, grow), module, names, within=True)
 
 
 def fewer(layout: Layout, count: int) -> Layout:

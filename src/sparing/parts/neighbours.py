@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import MethodError, check_range
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, cleared
-from sparing.core.protocols import Arrival, Blended, Method, Report, Rows, Share, Step, by_samples
+from sparing.core.context import Ctx
+from sparing.core.parcel import Cut, Cuts
+from sparing.core.tree import cleared
+from sparing.core.method import Arrival, Blended, Method, Report, Rows, Rule, Serving, Share, Step, by_samples
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, column, prefixed, under
 
@@ -43,7 +44,7 @@ def heads_up(layout: Layout, home: frozenset[str], warmup: float) -> Share:
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         if warm(ctx, warmup):
             return whole
-        new_K = torch.zeros_like(ctx.ids[:1], dtype=torch.bool) if ctx.first is None else ctx.first
+        new_K = ctx.placed(torch.zeros(1, dtype=torch.bool) if ctx.first is None else ctx.first)
         cuts = dict(whole)
         for name in home:
             cuts[name] = Cut(column(new_K, model[name]).expand(-1, *layout.shapes[name]))
@@ -87,16 +88,16 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         if warm(ctx, warmup):
             share = blended.weight / blended.weight.sum()
-            return blended.update, state, counts | of_weights([share.tolist()])
+            return blended.update, state, {**counts, **of_weights([share.tolist()])}
         cos = blended.seen["head"] @ blended.seen["head"].T / classes
-        ids, update = blended.ids, dict(blended.update)
+        ids, update = ctx.placed(blended.ids), dict(blended.update)
         stored = state["stored"].clone()
         stored[ids] = True
         state = met(state, ids, cos, ctx.clients) | {"stored": stored}
         for name in home & update.keys():
             del update[name]  # the server's own head is the last one that was averaged
         weights = [list(row.values()) for row in weights_of(state, ids, ctx.clients)]
-        return update, state, counts | of_pairs(cos) | of_weights(weights)
+        return update, state, {**counts, **of_pairs(cos), **of_weights(weights)}
 
     def keep(state: Tree, blended: Blended, ctx: Ctx) -> Tree:
         return under("model", blended.seen)
@@ -104,11 +105,12 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
         if rows is None or warm(ctx, warmup):
             return model, {}
-        known_K = state["stored"][ctx.ids]
+        ids = ctx.placed(ctx.ids)
+        known_K = state["stored"][ids]
         known = known_K.tolist()
         if not any(known):
             return model, {}
-        found = weights_of(state, ctx.ids, ctx.clients)
+        found = weights_of(state, ids, ctx.clients)
         who = sorted({j for row, is_known in zip(found, known, strict=True) if is_known for j in row})
         place = {j: m for m, j in enumerate(who)}
         weight = np.zeros((len(found), len(who)))
@@ -122,7 +124,13 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
     def row(model: Tree) -> Tree:
         return {name: model[name] for name in kept}
 
-    def check(method: Method) -> None:
+    return Step(apply, init, watch, "pfedsim", serving=Serving(serve, row=row, keep=keep))
+
+
+def refuse_unlike(head: str, home: frozenset[str]) -> Rule:
+    """The published form needs whole models and heads of all clients, averaged as FedAvg does."""
+
+    def rule(method: Method) -> None:
         share, weigh = method.share, method.blend.weigh
         if head in share.private:
             raise MethodError(
@@ -139,7 +147,7 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
                 f"pfedsim's published form warms up with FedAvg, but {weigh.name!r} weighs otherwise; drop one of them"
             )
 
-    return Step(apply, init, watch, "pfedsim", serve=serve, row=row, keep=keep, check=check)
+    return rule
 
 
 def compared(layout: Layout, home: frozenset[str]) -> str:

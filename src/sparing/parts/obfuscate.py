@@ -12,11 +12,12 @@ first, and each block is mixed for itself.
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx
-from sparing.core.normal import Words, keyed
-from sparing.core.normal import noise as drawn_noise
-from sparing.core.parcel import Parcel, cleared, sent
-from sparing.core.protocols import Codec, View
+from sparing.core.context import Ctx
+from sparing.core.gaussian import Words, keyed
+from sparing.core.gaussian import noise as drawn_noise
+from sparing.core.parcel import Parcel, sent
+from sparing.core.tree import cleared
+from sparing.core.method import FIXED, Codec, Effect, Form, Trait, View
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, flat
 
@@ -37,8 +38,8 @@ def noised(layout: Layout, scale: float, words: Words = keyed) -> Codec:
             leaves[name] = leaf._replace(value=cleared(value, mask))
         return Parcel(leaves, parcel.notes), state
 
-    traits = {"values", "noisy"} if scale >= 1 else {"values"}
-    return Codec(encode, name=NAME, lossy=True, traits=frozenset(traits))
+    noisy = Trait.NOISY if scale >= 1 else Trait.NONE
+    return Codec(encode, name=NAME, effect=Effect(refuses=FIXED | Form.CODES, traits=noisy))
 
 
 def rotated(layout: Layout, words: Words = keyed) -> Codec:
@@ -62,7 +63,7 @@ def rotated(layout: Layout, words: Words = keyed) -> Codec:
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
         return each(parcel, ctx, back=True)
 
-    return Codec(encode, decode, name=NAME, traits=frozenset({"mixes", "values"}))
+    return Codec(encode, decode, name=NAME, effect=Effect(refuses=FIXED | Form.CODES | Form.SPARSE, lossy=False))
 
 
 def inside(mask: Tensor | None, value: Tensor) -> Tensor:

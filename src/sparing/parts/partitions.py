@@ -14,21 +14,22 @@ from torch import Tensor
 
 from sparing.core.errors import MethodError
 from sparing.core.factors import Shape, factors_of, in_shape, matrix_of, parts_of, product
-from sparing.core.keys import Ctx
-from sparing.core.parcel import cleared
-from sparing.core.protocols import Apart, Blended, Method, Report, Step, nothing
+from sparing.core.context import Ctx
+from sparing.core.tree import cleared
+from sparing.core.method import Blended, Method, Partition, nothing
 from sparing.core.svd import exact
-from sparing.core.tree import Kept, Layout, Tree
+from sparing.core.method import Remembered
+from sparing.core.tree import Layout, Tree
 
 
-def partitions(layout: Layout, layouts: Sequence[Layout]) -> Apart:
+def partitions(layout: Layout, layouts: Sequence[Layout]) -> Partition:
     """Of the weights that are factored in some of these layouts, one for every size."""
     ranks = [ranks_of(layout, smaller) for smaller in layouts]
     names = {name for some in ranks for name in some}
     bounds = {name: sorted({some[name] for some in ranks if name in some}) for name in sorted(names)}
     whole = any(not some for some in ranks)  # and then there is one partition more, beyond the last bound
 
-    def cut(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
+    def cut(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, Masks]:
         values, scope = {}, {}
         for name, ends in bounds.items():
             if name in ranks[size]:
@@ -43,7 +44,7 @@ def partitions(layout: Layout, layouts: Sequence[Layout]) -> Apart:
             scope[name] = held.view(1, -1, *[1] * len(layout.shapes[name]))
         return values, scope
 
-    def join(state: Kept, model: Tree, blended: Blended) -> Blended:
+    def join(state: Remembered, model: Tree, blended: Blended) -> Blended:
         update, covered = dict(blended.update), dict(blended.covered)
         for name in bounds.keys() & update.keys():
             a, b = state[f"a/{name}"], state[f"b/{name}"]
@@ -53,7 +54,7 @@ def partitions(layout: Layout, layouts: Sequence[Layout]) -> Apart:
             covered[name] = None
         return blended._replace(update=update, covered=covered, apart=blended.apart - names)
 
-    return Apart(frozenset(names), cut, join)
+    return Partition(frozenset(names), cut, join)
 
 
 def ranks_of(layout: Layout, smaller: Layout) -> dict[str, int]:
@@ -71,29 +72,23 @@ def between(a: Tensor, b: Tensor, ends: list[int], shape: Shape) -> list[Tensor]
 def own_parts(weight_K: Tensor, ends: list[int]) -> list[Tensor]:
     """The same of whole weights, each by its own decomposition, and what lies beyond the last bound.
 
-    Row by row, since a library's batched product depends on who is in the batch; a GPU takes them together.
+    Row by row, since a library's batched product depends on who is in the batch.
     """
     found, shape = [], tuple(weight_K.shape[1:])
-    for some in [weight_K] if weight_K.is_cuda else weight_K.split(1):
+    for some in weight_K.split(1):
         a, b = factors_of(*exact(matrix_of(some), ends[-1]), shape)
         parts = between(a, b, ends, shape)
         found.append([*parts, some - sum(parts)])
     return [torch.cat(part) for part in zip(*found, strict=True)]
 
 
-def alone() -> Step:
+def refuse_lookers(method: Method) -> None:
     """Refuses whatever else looks at clients' updates: these are not whole before all have come."""
-
-    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        return blended.update, state, {}
-
-    def check(method: Method) -> None:
-        others = [step.name for step in method.blend.steps if step.watch is not nothing or step.receive is not None]
-        others += [method.blend.weigh.name] if method.blend.weigh.name == "fedsim" else []
-        if method.blend.collect is not None or method.blend.lenient or others:
-            raise MethodError(
-                f"fedhm.blend is 'partitioned', which averages parts of a weight apart, but "
-                f"{others[0] if others else 'a robust blend'!r} looks at whole updates; set fedhm.blend to increments"
-            )
-
-    return Step(apply, name="partitions", check=check, reports=True)
+    blend = method.blend
+    others = [step.name for step in blend.steps if step.watch is not nothing or step.receive is not None]
+    others += [blend.weigh.name] if blend.weigh.looks else []
+    if blend.collect is not None or blend.lenient or others:
+        raise MethodError(
+            f"fedhm.blend is 'partitioned', which averages parts of a weight apart, but "
+            f"{others[0] if others else 'a robust blend'!r} looks at whole updates; set fedhm.blend to increments"
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Phase
+from sparing.core.method import Phase
 
 Phases = tuple[Phase, ...]
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sparing.core.codec import refuse_part
 from sparing.core.errors import MethodError, check_range
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.protocols import Codec, View
+from sparing.core.method import TURNS, Codec, Trait, View
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, prefixed, under
 
@@ -79,9 +79,7 @@ def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) 
                 leaves[name] = spec
         return expected._replace(leaves=leaves)
 
-    return Codec(
-        encode, decode, schema, init, name="powersgd", lossy=True, traits=frozenset({"basis", "codes", "whole"})
-    )
+    return Codec(encode, decode, schema, init, name="powersgd", effect=TURNS._replace(traits=Trait.WHOLE))
 
 
 def started(name: str, q: Tensor, ctx: Ctx) -> Tensor:

@@ -19,16 +19,32 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx, context
 from sparing.core.errors import MethodError, WireError, check_range
-from sparing.core.keys import Ctx
-from sparing.core.normal import Words, keyed
-from sparing.core.normal import noise as drawn_noise
-from sparing.core.parcel import Parcel, Schema, cleared
-from sparing.core.private import STAGE
-from sparing.core.protocols import Arrival, Blended, Codec, Report, Rows, Step, View
+from sparing.core.gaussian import Words, keyed
+from sparing.core.gaussian import noise as drawn_noise
+from sparing.core.method import (
+    Arrival,
+    Blended,
+    Codec,
+    Effect,
+    Form,
+    Method,
+    Report,
+    Rows,
+    Serving,
+    Step,
+    Trait,
+    View,
+    Weigh,
+    by_samples,
+)
+from sparing.core.parcel import Parcel, Schema
 from sparing.core.reduce import total
-from sparing.core.tree import Tree, column
+from sparing.core.tree import Tree, cleared, column
 
+STAGE = "dp"
+"""The name of the uplink's stage and of the server's step that keep the promise."""
 CLIP, WITHIN = "clip", "within"
 SUMMED = 1e-12
 """More than the rounding of a float64 sum, of however many terms, as a share of it."""
@@ -90,7 +106,7 @@ def local(bound: float, noise: float, words: Words = keyed) -> Codec:
         hidden = {"n": torch.ones_like(parcel.notes["n"]), "loss": torch.zeros_like(parcel.notes["loss"])}
         return Parcel(leaves, parcel.notes | hidden), state
 
-    return Codec(encode, name=STAGE, lossy=True, traits=frozenset({"noisy"}))
+    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY))
 
 
 def central(bound: float, noise: float, adapt: Adapt | None = None, words: Words = keyed) -> Step:
@@ -112,11 +128,14 @@ def central(bound: float, noise: float, adapt: Adapt | None = None, words: Words
         if adapt is None:
             return {}
         within_K = arrival.notes[WITHIN]
-        odd = (within_K != 0) & (within_K != 1)
-        if bool(odd.any()):
-            k = int(odd.nonzero()[0])
+        fine = (within_K == 0) | (within_K == 1)
+
+        def odd() -> WireError:
+            k = int((~fine).nonzero()[0])
             who, value = int(arrival.ctx.ids[k]), float(within_K[k])
-            raise WireError(f"round {arrival.ctx.round}: client {who} reported {value:g} as `within`; it is 0 or 1")
+            return WireError(f"round {arrival.ctx.round}: client {who} reported {value:g} as `within`; it is 0 or 1")
+
+        arrival.ctx.require(fine, odd)
         return {WITHIN: within_K}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
@@ -140,9 +159,8 @@ def central(bound: float, noise: float, adapt: Adapt | None = None, words: Words
         after = length * math.exp(-adapt.rate * (share - adapt.quantile))
         return update, {CLIP: torch.full_like(state[CLIP], after)}, report
 
-    if adapt is None:
-        return Step(apply, init, watch, name=STAGE, needs_mean=True, receive=receive)
-    return Step(apply, init, watch, STAGE, needs_mean=True, serve=serve, notes={CLIP: 1}, receive=receive)
+    serving = None if adapt is None else Serving(serve, notes={CLIP: 1})
+    return Step(apply, init, watch, STAGE, needs_mean=True, receive=receive, serving=serving)
 
 
 def on_count(noise: float, adapt: Adapt, ctx: Ctx) -> float:
@@ -158,4 +176,81 @@ def on_updates(noise: float, adapt: Adapt | None, ctx: Ctx) -> float:
 
 
 def everyone(value: float, ctx: Ctx) -> Tensor:
-    return torch.full((len(ctx.ids),), value, dtype=torch.float64, device=ctx.ids.device)
+    return torch.full((len(ctx.ids),), value, dtype=torch.float64, device=ctx.device)
+
+
+as_if_one = Weigh(
+    of=lambda state, arrival: (torch.ones(len(arrival.ctx.ids), dtype=torch.float64), {}),
+    most=by_samples.most,
+    name=by_samples.name,
+    looks=False,
+)
+"""Weights by samples, of which every client reports one."""
+
+
+def refuse_leaks(method: Method) -> None:
+    """Refuse everything that would let out more than the accountant counts."""
+    if method.privacy is None:
+        return
+    refuse_buffers(method)
+    refuse_values(method)
+    refuse_stages(method.up, method.privacy.mode)
+    if method.privacy.mode == "central":
+        refuse_server(method)
+
+
+def refuse_buffers(method: Method) -> None:
+    """Noise on a running variance can turn it negative, and counts of batches tell how much data there is."""
+    layout = method.layout
+    for name in sorted(layout.buffers - layout.extra - method.share.private):
+        raise MethodError(f"dp does not share buffers such as {name!r}; set local.buffers to static or own")
+
+
+def refuse_values(method: Method) -> None:
+    for name in sorted(method.share.values):
+        raise MethodError(f"{name!r} goes up as it is, past clipping and noise; drop what compares it on the server")
+
+
+def refuse_stages(stages: tuple[Codec, ...], mode: str) -> None:
+    """Clipping needs values, local noise must be drawn before the data chooses positions, and notes are not noised."""
+    before, passed = Form.VALUES, False
+    late = Form.CODES | Form.BASIS | (Form.SPARSE if mode == "local" else Form.VALUES)
+    for codec in stages:
+        if codec.name == STAGE:
+            passed = True
+            if before & late:
+                raise MethodError("dp must come before sparsifiers and quantisers; move it to the front of the list")
+        elif notes_of(codec):
+            raise MethodError(
+                f"{codec.name!r} sends {notes_of(codec)[0]!r} as it is, computed from a client's data, which dp cannot "
+                "cover; drop one"
+            )
+        before |= codec.effect.gives
+    if not passed:
+        raise MethodError("dp is promised, but no stage of the uplink clips; put dp into the list of recipes")
+
+
+def notes_of(codec: Codec) -> list[str]:
+    """The notes that this stage adds to a parcel."""
+    return list(codec.schema(Schema({}, {}), context(0, 1, 1, [0], [1], 1, 1)).notes)
+
+
+def refuse_server(method: Method) -> None:
+    """The noise covers a mean with equal weights, and whatever is computed from it afterwards."""
+    blend = method.blend
+    if method.fit is not None:
+        raise MethodError("dp in central mode needs clients of one size; drop what resizes models, or use mode: local")
+    if blend.collect is not None or blend.lenient:
+        raise MethodError("dp in central mode needs a plain mean; drop the robust blend, or use mode: local")
+    if blend.weigh.name != "uniform":
+        raise MethodError(
+            f"dp in central mode counts every client alike, but {blend.weigh.name!r} weighs them; drop it, or use "
+            "mode: local"
+        )
+    for step in blend.steps:
+        if step.name != STAGE and step.looks:
+            raise MethodError(
+                f"{step.name!r} looks at single updates before dp's noise is added; drop it, or use mode: local"
+            )
+    if blend.steps[0].name != STAGE:
+        raise MethodError(f"the server's first step must be dp's noise, but it is {blend.steps[0].name!r}; put dp last")

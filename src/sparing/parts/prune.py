@@ -12,9 +12,10 @@ from torch import Tensor
 
 from sparing.core.compose import everything
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, cleared
-from sparing.core.protocols import Share
+from sparing.core.context import Ctx
+from sparing.core.parcel import Cut, Cuts
+from sparing.core.tree import cleared
+from sparing.core.method import Share
 from sparing.core.reduce import largest
 from sparing.core.tree import Layout, Tree, flat
 
@@ -61,4 +62,4 @@ def pruned(layout: Layout, keep: float = 0.5, over: str = "layer") -> Pruned:
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, ctx: Ctx) -> Tensor:
-    return torch.zeros(1, *shape, dtype=dtype, device=ctx.ids.device)
+    return torch.zeros(1, *shape, dtype=dtype, device=ctx.device)

@@ -2,19 +2,27 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import check_range
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, cleared, sent
-from sparing.core.protocols import Codec, View
-from sparing.core.reduce import scarce, total
-from sparing.core.tree import Layout, Tree, flat
+from sparing.core.method import QUANTISES, Codec, Trait, View
+from sparing.core.operation import operation
+from sparing.core.parcel import Leaf, Parcel, Schema, sent
+from sparing.core.reduce import total
+from sparing.core.tree import Layout, Tree, cleared, flat
 
 Write = Callable[[str, Leaf, Tensor, Ctx], tuple[Tensor, Tensor]]
 """(name, leaf, its values `[K, n]`, ctx) -> codes `[K, n]` and scales `[K, s]`, so that code * scale is the value."""
+
+
+class Quantiser(NamedTuple):
+    write: Write
+    drawn: bool = True  # codes depend on draws for every place
+    bucket: int | None = None  # values that share a scale; None: the whole tensor
 
 
 def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
@@ -25,7 +33,7 @@ def uniform(layout: Layout, bits: int, stochastic: bool = False) -> Codec:
     check_range("bits", bits, 2, 8)
     top = 2 ** (bits - 1) - 1
     write = steps(top, peak, stochastic)
-    return coded(layout, write if stochastic else of_sent(write), bits, f"int{bits}")
+    return coded(layout, Quantiser(write, drawn=stochastic), bits, f"int{bits}")
 
 
 def qsgd(layout: Layout, levels: int, bucket: int | None = None) -> Codec:
@@ -38,14 +46,14 @@ def qsgd(layout: Layout, levels: int, bucket: int | None = None) -> Codec:
     if bucket is not None:
         check_range("qsgd.bucket", bucket, 1, math.inf)
     d = max((min(n, bucket or n) for n in map(math.prod, layout.shapes.values())), default=0)
-    noisy = {"noisy"} if min(d / levels**2, math.sqrt(d) / levels) >= 1 else set()
+    noisy = Trait.NOISY if min(d / levels**2, math.sqrt(d) / levels) >= 1 else Trait.NONE
     write = steps(levels, norm, stochastic=True, bucket=bucket)
-    return coded(layout, write, levels.bit_length() + 1, "qsgd", bucket, frozenset(noisy))
+    return coded(layout, Quantiser(write, bucket=bucket), levels.bit_length() + 1, "qsgd", noisy)
 
 
 def ternary(layout: Layout) -> Codec:
     """TernGrad: -1, 0 or 1 times max|v|, drawn so that the mean over draws is v."""
-    return coded(layout, steps(1, peak, stochastic=True), 2, "ternary", traits=frozenset({"noisy"}))
+    return coded(layout, Quantiser(steps(1, peak, stochastic=True)), 2, "ternary", Trait.NOISY)
 
 
 def sign(layout: Layout) -> Codec:
@@ -66,7 +74,7 @@ def sign(layout: Layout) -> Codec:
             codes = torch.where(zero & coin, -1.0, codes)
         return cleared(codes, here), scale[:, None]
 
-    return coded(layout, write, 1, "sign")
+    return coded(layout, Quantiser(write), 1, "sign")
 
 
 def steps(
@@ -89,30 +97,17 @@ def steps(
     return write
 
 
-def of_sent(write: Write) -> Write:
-    """The same where codes and scales do not depend on the place of a value: what is not sent is not looked at."""
-
-    def few(name: str, leaf: Leaf, rows: Tensor, ctx: Ctx) -> tuple[Tensor, Tensor]:
-        found = sent_at(leaf)
-        if found is None:
-            return write(name, leaf, rows, ctx)
-        codes, scales = torch.zeros(rows.shape, dtype=torch.int8), []
-        for places, row, out in zip(found, rows, codes, strict=True):
-            some, scale = write(name, leaf, row[places][None], ctx)
-            out[places] = some[0].to(torch.int8)
-            scales.append(scale)
-        return codes, torch.cat(scales)
-
-    return few
+@operation
+def codes_of_leaf(quantiser: Quantiser, name: str, leaf: Leaf, ctx: Ctx) -> tuple[Tensor, Tensor]:
+    """Codes `[K, n]` and scales of a leaf's values."""
+    return quantiser.write(name, leaf, flat(leaf.value.float()), ctx)
 
 
-def sent_at(leaf: Leaf) -> list[Tensor] | None:
-    """For each client the places of what it sends, where all send little of a large tensor."""
-    mask = sent(leaf)
-    if mask is None:
-        return None
-    found = [scarce(row) for row in flat(mask.expand_as(leaf.value))]
-    return None if any(places is None for places in found) else [places for places in found if places is not None]
+@operation
+def values_of_leaf(quantiser: Quantiser, leaf: Leaf, scale: Tensor) -> Tensor:
+    """Values `[K, n]` of a leaf's codes."""
+    rows = flat(leaf.value.float())
+    return (bucketed(rows, quantiser.bucket) * scale[:, :, None]).flatten(1)[:, : rows.shape[1]]
 
 
 def peak(parts: Tensor) -> Tensor:
@@ -138,14 +133,7 @@ def buckets(n: int, bucket: int | None) -> int:
     return max(1, -(-n // bucket)) if bucket else 1
 
 
-def coded(
-    layout: Layout,
-    write: Write,
-    bits: int,
-    name: str,
-    bucket: int | None = None,
-    traits: frozenset[str] = frozenset(),
-) -> Codec:
+def coded(layout: Layout, quantiser: Quantiser, bits: int, name: str, traits: Trait = Trait.NONE) -> Codec:
     """Float parameters as int8 codes of `bits` bits and one scale per bucket."""
     params = frozenset(layout.floats)
 
@@ -153,7 +141,7 @@ def coded(
         leaves = dict(parcel.leaves)
         for name in leaves.keys() & params:
             leaf = leaves[name]
-            codes, scale = write(name, leaf, flat(leaf.value.float()), view.ctx)
+            codes, scale = codes_of_leaf(quantiser, name, leaf, view.ctx)
             value = codes.to(torch.int8).reshape(len(codes), *leaf.value.shape[1:])
             leaves[name] = leaf._replace(value=value, scale=scale, bits=bits)
         return Parcel(leaves, parcel.notes), state
@@ -163,30 +151,20 @@ def coded(
         for name in leaves.keys() & params:
             leaf = leaves[name]
             assert leaf.scale is not None
-            value = values(leaf, leaf.scale).reshape(leaf.value.shape).to(layout.dtypes[name])
+            value = values_of_leaf(quantiser, leaf, leaf.scale).reshape(leaf.value.shape).to(layout.dtypes[name])
             leaves[name] = leaf._replace(value=value, scale=None, bits=32)
         return Parcel(leaves, parcel.notes)
 
-    def values(leaf: Leaf, scale: Tensor) -> Tensor:
-        found = sent_at(leaf) if scale.shape[1] == 1 else None
-        if found is None:
-            rows = flat(leaf.value.float())
-            return (bucketed(rows, bucket) * scale[:, :, None]).flatten(1)[:, : rows.shape[1]]
-        out = torch.zeros(len(found), leaf.value[0].numel())
-        for places, row, codes, step in zip(found, out, flat(leaf.value), scale, strict=True):
-            row[places] = codes[places].float() * step
-        return out
-
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = {
-            name: spec._replace(dtype=torch.int8, scales=buckets(math.prod(spec.shape), bucket))
+            name: spec._replace(dtype=torch.int8, scales=buckets(math.prod(spec.shape), quantiser.bucket))
             if name in params
             else spec
             for name, spec in expected.leaves.items()
         }
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name=name, lossy=True, traits=traits | {"codes"})
+    return Codec(encode, decode, schema, name=name, effect=QUANTISES._replace(traits=traits))
 
 
 def half(layout: Layout, dtype: torch.dtype) -> Codec:
@@ -212,4 +190,4 @@ def half(layout: Layout, dtype: torch.dtype) -> Codec:
         return expected._replace(leaves=leaves)
 
     name = "fp16" if dtype == torch.float16 else "bf16"
-    return Codec(encode, decode, schema, name=name, lossy=True, traits=frozenset({"codes"}))
+    return Codec(encode, decode, schema, name=name, effect=QUANTISES)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.protocols import Method
+from sparing.core.method import Method
 from sparing.core.reduce import total
 from sparing.core.tree import Tree, flat
 

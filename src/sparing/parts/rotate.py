@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError, check_range
-from sparing.core.keys import Ctx, hashes
+from sparing.core.context import Ctx
+from sparing.core.keys import hashes
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.protocols import Codec, View
+from sparing.core.method import TURNS, Codec, View
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, flat
 
@@ -87,7 +88,7 @@ def eden(layout: Layout, bits: int = 1, unbiased: bool = True) -> Codec:
             leaves[name] = spec
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name="eden", lossy=True, traits=frozenset({"basis", "codes"}))
+    return Codec(encode, decode, schema, name="eden", effect=TURNS)
 
 
 def power(n: int) -> int:

@@ -19,10 +19,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range, nearest
-from sparing.core.keys import Ctx
+from sparing.core.method import Blended, Report, Share, nothing
+from sparing.core.operation import operation
 from sparing.core.parcel import Cut, Cuts
-from sparing.core.protocols import Blended, Report, Share, nothing
 from sparing.core.round import voted
 from sparing.core.tree import Layout, Tree, flat, prefixed, under
 
@@ -78,7 +79,7 @@ def layers(layout: Layout, count: Count, per_client: bool, explore: float) -> Se
         chosen = torch.zeros(len(who), len(size), dtype=torch.bool)
         for k, first in enumerate(who):
             chosen[k, turn(first, ctx.round)] = True
-        return chosen.repeat_interleave(torch.tensor(size), dim=1).to(ctx.ids.device)
+        return ctx.placed(chosen.repeat_interleave(torch.tensor(size), dim=1))
 
     return Selector(pick, exact=False)
 
@@ -192,25 +193,21 @@ def selected(
             "values; use first: seed, and sync: N if newcomers should catch up"
         )
     whole: Cuts = {name: Cut() for name in layout.shapes}
-    last: list[tuple[tuple, list[Tensor], Tensor, Cuts]] = []
 
     def drawn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tensor, Cuts]:
-        """This round's mask, whole and cut. It is asked for many times, so the last one is kept, with its sources."""
-        source = [*state.values(), *(model[name] for name in layout.params)] if select.told else []
-        source += [ctx.ids] if per_client else []
-        key = (ctx.seed, ctx.round, ctx.ids.device, *map(id, source))
-        kept = next(iter(last), None)  # other threads may put theirs in its place
-        if kept is None or kept[0] != key:
+        """This round's mask, whole and cut. One that follows from the round alone is drawn once in it."""
+
+        def draw() -> tuple[Tensor, Cuts]:
             mask = select.pick(state, model, ctx)
-            kept = key, source, mask, whole | pieces(mask, layout, select.told)
-            last[:] = [kept]
-        return kept[2:]
+            return mask, whole | pieces(mask, layout, select.told)
+
+        who = ctx.ids.tolist() if per_client else "all"
+        return draw() if select.told else ctx.once(f"psfed mask/{layout.size}/{who}", draw)
 
     def newcomers(ctx: Ctx) -> Tensor | None:
-        """Who they are, if there may be some: a GPU is not asked."""
-        if ctx.first is None or first == "seed" or select.told:
-            return None
-        return ctx.first if ctx.news and (ctx.first.is_cuda or bool(ctx.first.any())) else None
+        """Who they are, if there are some."""
+        some = ctx.first is not None and first != "seed" and not select.told and bool(ctx.first.any())
+        return ctx.placed(ctx.first) if some and ctx.first is not None else None
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
         (mask, cuts), new_K = drawn(state, model, ctx), newcomers(ctx)
@@ -223,14 +220,14 @@ def selected(
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         if select.exact:
-            size = count(ctx.round)
+            size = float(count(ctx.round))
         elif not select.told:
-            size = int(select.pick({}, {}, ctx.at(slice(0, 1))).sum())
+            size = select.pick({}, {}, ctx.at(slice(0, 1))).sum()
         else:
-            size = int(voted(blended.update, blended.covered, layout))
-        return select.learn(state, blended), {"mask_count": float(size)}
+            size = voted(blended.update, blended.covered, layout)
+        return select.learn(state, blended), {"mask_count": size}
 
-    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look, within=True)
+    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look)
 
 
 def rows(ctx: Ctx, per_client: bool) -> Ctx:
@@ -265,8 +262,7 @@ def top(score: Tensor, k: int, ctx: Ctx) -> Tensor:
     return mask
 
 
+@operation
 def least_of(score: Tensor, k: int) -> Tensor:
-    """The k-th largest of every row, `[K, 1]`; on a GPU `kthvalue` would leave a long row to one block of threads."""
-    if score.is_cuda:
-        return score.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    """The k-th largest of every row, `[K, 1]`."""
     return score.kthvalue(score.shape[1] - k + 1, dim=1, keepdim=True).values

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import check_range
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Blended, Report, Step
+from sparing.core.context import Ctx
+from sparing.core.method import Blended, Report, Step
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 Square = Callable[[Tensor, Tensor, float], Tensor]

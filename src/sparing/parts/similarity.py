@@ -11,19 +11,17 @@ FedAvg's, and each time twice as many rounds as the time before.
 """
 
 import math
-import warnings
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.inner import Term, products
-from sparing.core.keys import Ctx
-from sparing.core.later import doubt
-from sparing.core.parcel import Parcel, Schema, cleared
-from sparing.core.protocols import Arrival, Blended, Codec, Report, Step, View, Weigh
-from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, prefixed, under
+from sparing.core.method import Arrival, Blended, Codec, Report, Step, View, Weigh
+from sparing.core.parcel import Parcel, Schema
+from sparing.core.reduce import Term, dots, total
+from sparing.core.tree import Layout, Masks, Tree, cleared, prefixed, under
 
 NOTE = "similarity"
 PAUSE = ("pause", "next_pause")
@@ -32,93 +30,101 @@ COLDEST = {"weights": 0.02, "updates": 0.2}
 """Below this, exp((cos - 1) / T) of cosines as they occur is too small beside the weights' grid to be told apart."""
 
 
-def alike(
-    layout: Layout,
-    home: frozenset[str] = frozenset(),
-    q: float = 1.0,
-    on: str = "weights",
-    softmax: float | None = None,
-    at: str = "server",
-) -> Weigh:
+class Similarity(NamedTuple):
+    """What is compared, and how it counts."""
+
+    q: float = 1.0
+    on: str = "weights"  # of models with the server's, or "updates" with last round's mean update
+    softmax: float | None = None
+    at: str = "server"
+
+
+def alike(layout: Layout, home: frozenset[str], how: Similarity) -> Weigh:
     """Weights by the cosine of models with the server's, or of updates with last round's mean update."""
-    check_range("fedsim.q", q, 0, 10)
-    if softmax is not None:
-        check_range(f"fedsim.softmax over {on}", softmax, COLDEST[on], math.inf)
-    if on not in ("weights", "updates"):
-        raise ConfigError(f"fedsim.on is {on!r}; use 'weights' or 'updates'")
-    if at not in ("server", "client"):
-        raise ConfigError(f"fedsim.at is {at!r}; use 'server' or 'client'")
-    if (on, at) == ("updates", "client"):
-        raise ConfigError("fedsim.on is 'updates', but fedsim.at is 'client', which has no last mean update; use one")
+    refuse_settings(how)
     params = [name for name in layout.params if name not in home]
     counts = sizes(layout, home)
 
     def init(model: Tree, clients: int) -> Tree:
-        if on == "weights":
+        if how.on == "weights":
             return {}
         reference = {name: torch.zeros_like(model[name]) for name in params}
         device = next((x.device for x in reference.values()), None)
         return prefixed("reference", reference) | {x: torch.full((1,), i, device=device) for i, x in enumerate(PAUSE)}
 
     def of(state: Tree, arrival: Arrival) -> tuple[Tensor, dict[str, Tensor]]:
-        if at == "client":
+        if how.at == "client":
             cos_K = arrival.notes[NOTE].double().clamp(-1, 1)
         else:
-            start = arrival.model if on == "weights" else {}
+            start = arrival.model if how.on == "weights" else {}
             found = {name: arrival.update[name] for name in params if name in arrival.update}
-            reference = arrival.model if on == "weights" else under("reference", state)
-            cos_K = cosine(found, start, reference, arrival.scope, arrival.ctx.ids)
+            reference = arrival.model if how.on == "weights" else under("reference", state)
+            cos_K = cosine(found, start, reference, arrival.scope, arrival.ctx)
         n_K = arrival.notes["n"].to(cos_K)
-        if softmax is None and q in (0, 1):
-            return cleared(cos_K, cos_K > 0) * (n_K if q else 1.0), {"cos": cos_K, "n": n_K}
-        here = torch.stack([cos_K, n_K]).T.tolist()
-        weights = [factor(cos, softmax) * n**q for cos, n in here]  # one by one: vectors round by place
-        return torch.tensor(weights, dtype=torch.float64).to(cos_K.device, non_blocking=True), {"cos": cos_K, "n": n_K}
+        return weights(cos_K, n_K, how), {"cos": cos_K, "n": n_K}
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
-        report, ids = dict(counts), blended.ids
+        warn_of_nothing(blended, ctx, how)
+        report = {**counts, **of_cosines(blended.seen["cos"]), **of_shares(blended.weight)}
+        if not state:
+            return {}, report
+        state, forgets = learned(state, blended, ctx, how.q)
+        return state, report | {"reference_forgotten": forgets[0].double()}
 
-        def judge(found: Tensor) -> None:
-            cos, weight = found.tolist()
-            for k in (k for k, x in enumerate(cos) if x != x):
-                warnings.warn(
-                    f"round {ctx.round}: client {int(ids[k])} has nothing but zeros to compare; left out", stacklevel=2
-                )
-            if on == "weights" and not any(weight):
-                warnings.warn(
-                    f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; "
-                    f"{'raise softmax' if softmax else 'lower local.lr'}",
-                    stacklevel=2,
-                )
-            report.update(spread([x for x in cos if x == x]) | shares(weight))
-
-        doubt(ctx.doubts, torch.stack([blended.seen["cos"], blended.weight]), judge)
-        return (learned(state, blended, ctx, q, report) if state else {}), report
-
-    def most(ctx: Ctx) -> float:
-        return math.fsum(n**q for n in ctx.here[1].tolist())
-
-    return Weigh(of, most, init, learn, name="fedsim")
+    return Weigh(of, lambda ctx: math.fsum(n**how.q for n in ctx.n.tolist()), init, learn, name="fedsim")
 
 
-def learned(state: Tree, blended: Blended, ctx: Ctx, q: float, report: Report) -> Tree:
-    """The last mean update, or nothing while it is forgotten."""
+def refuse_settings(how: Similarity) -> None:
+    check_range("fedsim.q", how.q, 0, 10)
+    if how.on not in ("weights", "updates"):
+        raise ConfigError(f"fedsim.on is {how.on!r}; use 'weights' or 'updates'")
+    if how.softmax is not None:
+        check_range(f"fedsim.softmax over {how.on}", how.softmax, COLDEST[how.on], math.inf)
+    if how.at not in ("server", "client"):
+        raise ConfigError(f"fedsim.at is {how.at!r}; use 'server' or 'client'")
+    if (how.on, how.at) == ("updates", "client"):
+        raise ConfigError("fedsim.on is 'updates', but fedsim.at is 'client', which has no last mean update; use one")
+
+
+def weights(cos_K: Tensor, n_K: Tensor, how: Similarity) -> Tensor:
+    if how.softmax is None and how.q in (0, 1):
+        return cleared(cos_K, cos_K > 0) * (n_K if how.q else 1.0)
+    here = torch.stack([cos_K, n_K]).T.tolist()
+    found = [factor(cos, how.softmax) * n**how.q for cos, n in here]  # one by one: vectors round by place
+    return torch.tensor(found, dtype=torch.float64).to(cos_K.device)
+
+
+def warn_of_nothing(blended: Blended, ctx: Ctx, how: Similarity) -> None:
+    """Of clients, or of a whole cohort, that do not count."""
+    cos, weight, ids = blended.seen["cos"], blended.weight, blended.ids
+
+    def only_zeros() -> str:
+        who = ", ".join(str(int(ids[k])) for k in cos.isnan().nonzero()[:, 0].tolist())
+        return f"round {ctx.round}: client {who} has nothing but zeros to compare; left out"
+
+    def nobody() -> str:
+        fix = "raise softmax" if how.softmax else "lower local.lr"
+        return f"round {ctx.round}: nobody is similar to the server, so its model stays as it was; {fix}"
+
+    ctx.require(~cos.isnan(), only_zeros)
+    if how.on == "weights":
+        ctx.require((weight > 0).any(), nobody)
+
+
+def learned(state: Tree, blended: Blended, ctx: Ctx, q: float) -> tuple[Tree, Tensor]:
+    """The last mean update, or nothing while it is forgotten; and whether that begins now, bool `[1]`."""
     pause, coming = (state[name] for name in PAUSE)
     forgets = ~followed(blended, q) & (pause == 0)
-
-    def judge(found: Tensor) -> None:
-        report["reference_forgotten"] = float(found[0])
-        if found[0]:
-            warnings.warn(
-                f"round {ctx.round}: most of the cohort is not similar to the last mean update, so the model stays as "
-                f"it was and that update is forgotten: FedAvg's weights for {int(found[1])} rounds from here",
-                stacklevel=2,
-            )
-
-    doubt(ctx.doubts, torch.cat([forgets.to(coming), coming]), judge)
+    ctx.require(
+        ~forgets,
+        lambda: (
+            f"round {ctx.round}: most of the cohort is not similar to the last mean update, so the model stays as it was "
+            f"and that update is forgotten: FedAvg's weights for {int(coming)} rounds from here"
+        ),
+    )
     pause = torch.where(forgets, coming, (pause - 1).clamp(min=0))
     reference = {n: cleared(renewed(x, blended, n), pause == 0) for n, x in under("reference", state).items()}
-    return prefixed("reference", reference) | dict(zip(PAUSE, (pause, coming * (1 + forgets)), strict=True))
+    return prefixed("reference", reference) | dict(zip(PAUSE, (pause, coming * (1 + forgets)), strict=True)), forgets
 
 
 def followed(blended: Blended, q: float) -> Tensor:
@@ -161,7 +167,7 @@ def told(layout: Layout, home: frozenset[str] = frozenset()) -> Codec:
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         after = {name: view.after[name] for name in params if name in parcel.leaves}
         scope = {name: parcel.leaves[name].scope for name in after}
-        cos_K = cosine(after, {}, view.start, scope, view.ctx.ids)
+        cos_K = cosine(after, {}, view.start, scope, view.ctx)
         return parcel._replace(notes=parcel.notes | {NOTE: cos_K.float()}), state
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
@@ -170,12 +176,12 @@ def told(layout: Layout, home: frozenset[str] = frozenset()) -> Codec:
     return Codec(encode, schema=schema, name="fedsim")
 
 
-def cosine(rows: Tree, start: Tree, reference: Tree, scope: dict[str, Tensor | None], ids: Tensor) -> Tensor:
+def cosine(rows: Tree, start: Tree, reference: Tree, scope: Masks, ctx: Ctx) -> Tensor:
     """cos(start + rows, reference) in scope, `[K]` float64: 1 if the reference is zero, else NaN for rows that are."""
     if not rows:
-        return torch.ones(len(ids), dtype=torch.float64, device=ids.device)
+        return torch.ones(len(ctx.ids), dtype=torch.float64, device=ctx.device)
     terms = [Term(x, start.get(name), reference[name], scope.get(name)) for name, x in rows.items()]
-    aa, ab, bb = total(products(terms, len(ids)).flatten(0, 1)).view(3, -1)
+    aa, ab, bb = total(dots(terms, len(ctx.ids)).flatten(0, 1)).view(3, -1)
     cos_K = (ab / (aa * bb).sqrt()).clamp(-1, 1)
     return cos_K.masked_fill(bb == 0, 1.0)
 
@@ -185,21 +191,22 @@ def sizes(layout: Layout, home: frozenset[str]) -> Report:
     return {"shared_param_count": float(layout.size - personal), "personal_param_count": float(personal)}
 
 
-def spread(cos: list[float]) -> Report:
-    if not cos:
-        return {}
-    mean = math.fsum(cos) / len(cos)
-    return {"avg_similarity": mean, "similarity_variance": math.fsum((x - mean) ** 2 for x in cos) / len(cos)}
+def of_cosines(cos: Tensor) -> Report:
+    """Mean and variance of those that are defined."""
+    some = ~cos.isnan()
+    count, cos = some.sum(), cleared(cos, some)
+    mean = total(cos[None])[0] / count
+    return {"avg_similarity": mean, "similarity_variance": total(cleared(cos - mean, some).square()[None])[0] / count}
 
 
-def shares(weight: list[float]) -> Report:
+def of_shares(weight: Tensor) -> Report:
     """Of the normalised weights; all zero where nobody counted."""
-    whole = math.fsum(weight)
-    share = [w / whole if whole else 0.0 for w in weight]
-    entropy = math.fsum(-w * math.log(w) for w in share if w > 0)
+    whole = weight.sum()
+    share = weight / whole.masked_fill(whole == 0, 1.0)
+    entropy = -torch.xlogy(share, share).sum()
     return {
-        "max_weight": max(share),
-        "min_weight": min(share),
+        "max_weight": share.max(),
+        "min_weight": share.min(),
         "weight_entropy": entropy,
-        "similar_clients": float(sum(w > 0 for w in share)),
+        "similar_clients": (share > 0).sum().double(),
     }

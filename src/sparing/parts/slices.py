@@ -11,9 +11,10 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sparing.core.capacity import by_capacity, check_ratios
 from sparing.core.errors import MethodError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Fit
-from sparing.core.tree import Kept, Layout, Tree
+from sparing.core.context import Ctx
+from sparing.core.method import Fit, Resize
+from sparing.core.method import Remembered
+from sparing.core.tree import Layout, Tree
 from sparing.core.widths import Shape, leading, narrowed, narrower
 
 CLOSE = 1e-3
@@ -29,7 +30,7 @@ def slices(layout: Layout, ratios: Sequence[float], scaler: bool = True) -> Fit:
         shapes = layouts[size].shapes
         return shapes[name] if name in shapes else shapes[name.rpartition(".")[0]]  # beside the network: NAME.second
 
-    def shrink(state: Kept, model: Tree, size: int, ctx: Ctx) -> Tree:
+    def shrink(state: Remembered, model: Tree, size: int, ctx: Ctx) -> Tree:
         return {name: leading(x, shape_of(name, size)) for name, x in model.items()}
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, dict[str, Tensor | None]]:
@@ -45,7 +46,7 @@ def slices(layout: Layout, ratios: Sequence[float], scaler: bool = True) -> Fit:
         refuse_misplaced(model, layout, layouts[least], ratios[least], x)
 
     names = tuple(f"width {ratio:g}" for ratio in ratios)
-    return Fit(by_capacity(ratios, "width"), layouts, shrink, grow, module, names, within=True, check=check)
+    return Fit(by_capacity(ratios, "width"), layouts, Resize(shrink, grow), module, names, within=True, check=check)
 
 
 def padded(x: Tensor, full: Shape) -> Tensor:

@@ -5,18 +5,18 @@ Only parameters are thinned out; buffers pass whole.
 
 import logging
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.gpu import brought, ready
-from sparing.core.keys import Ctx, hashes
-from sparing.core.parcel import Leaf, Parcel, Schema, both, cleared
-from sparing.core.product import formed
-from sparing.core.protocols import Codec, View
-from sparing.core.reduce import kept_of_each, total
-from sparing.core.tree import Layout, Tree, abreast, column, flat
+from sparing.core.keys import hashes
+from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Trait, View
+from sparing.core.parcel import Leaf, Parcel, Schema, both
+from sparing.core.reduce import keep_largest, total
+from sparing.core.tree import Layout, Tree, cleared, column, flat
 
 log = logging.getLogger("sparing")
 
@@ -34,26 +34,16 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
     if ratio == 1:
         return Codec(encode=lambda parcel, state, view: (parcel, state), name="topk")
     params = frozenset(layout.params)
-    pick = largest_share if mode == "exact" else above_quantile
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         chosen = {name: leaf for name, leaf in parcel.leaves.items() if name in params}
+        values = [leaf.value for leaf in chosen.values()]
+        sizes = [entries_in_scope(leaf) for leaf in chosen.values()]
+        find = largest_share if mode == "exact" else above_quantile
+        found = find(values, sizes, ratio) if over == "layer" or not chosen else over_all(find, values, sizes, ratio)
         leaves = dict(parcel.leaves)
-        for names in groups(chosen, over):
-            some = [chosen[name] for name in names]
-            values, widths = abreast(formed([x.value for x in some])), [math.prod(x.value.shape[1:]) for x in some]
-            stretches = (sum(widths),) if over == "model" else tuple(widths)
-            if mode == "exact" and all(leaf.scope is None for leaf in some):
-                k = brought(tuple(share_of_number(n, ratio) for n in stretches), values.device)
-                mask, sent = kept_of_each(values, stretches, k.expand(len(values), -1))
-            else:
-                size = entries(some)
-                size = size.sum(dim=1, keepdim=True) if over == "model" else size
-                mask, sent = pick(values, stretches, size, ratio)
-            sent = zip(sent.split(widths, dim=1), mask.split(widths, dim=1), strict=True)
-            for name, leaf, (value, keep) in zip(names, some, sent, strict=True):
-                value, keep = value.reshape(leaf.value.shape).to(leaf.value.dtype), keep.reshape(leaf.value.shape)
-                leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, keep))
+        for (name, leaf), (keep, value) in zip(chosen.items(), found, strict=True):
+            leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, keep))
         if chosen and log.isEnabledFor(logging.DEBUG):
             say_sparsity([leaves[name] for name in chosen])
         return Parcel(leaves, parcel.notes), state
@@ -65,8 +55,8 @@ def topk(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer")
         }
         return expected._replace(leaves=leaves)
 
-    traits = frozenset({"sparse", "ranks"} if over == "model" else {"sparse"})
-    return Codec(encode, schema=schema, name="topk", lossy=True, traits=traits)
+    compares = Form.CODES if over == "model" else Form.VALUES  # codes of layers are scaled apart
+    return Codec(encode, schema=schema, name="topk", effect=SPARSIFIES._replace(refuses=FIXED | compares))
 
 
 def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
@@ -109,36 +99,35 @@ def randk(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
         mask = mask.reshape(len(words), *shape)
         return mask if scope is None else mask & scope, size_K / k_K.clamp(min=1)
 
-    traits = frozenset({"sparse", "unbiased"} if unbiased else {"sparse"})
-    return Codec(encode, schema=schema, name="randk", lossy=True, traits=traits)
+    amplifies = SPARSIFIES._replace(refuses=FIXED | Form.CODES, traits=Trait.AMPLIFIES)
+    return Codec(encode, schema=schema, name="randk", effect=amplifies if unbiased else SPARSIFIES)
 
 
-def groups(leaves: dict[str, Leaf], over: str) -> list[list[str]]:
-    """Which leaves are looked at side by side: on a GPU all of them, since there every operation costs."""
-    alike = len({(leaf.value.dtype, leaf.value.shape[0]) for leaf in leaves.values()}) == 1
-    together = alike and all(ready(leaf.value) for leaf in leaves.values())
-    return [list(leaves)] if leaves and (together or over == "model") else [[name] for name in leaves]
+Size = int | Tensor
+"""How many entries of a tensor are in scope: one number for all clients, or one each, `[K]`."""
+Kept = list[tuple[Tensor, Tensor]]
+"""Of many tensors, which entries are sent, and these, with zeros for the others."""
 
 
-def entries(leaves: list[Leaf]) -> Tensor:
-    """P: how many entries of each leaf are in scope, `[K or 1, S]` int64."""
-    device, sizes = leaves[0].value.device, tuple(math.prod(leaf.value.shape[1:]) for leaf in leaves)
-    if all(leaf.scope is None for leaf in leaves):
-        return brought(sizes, device)[None]
-    k = leaves[0].value.shape[0]
-    counts = [
-        torch.full((k,), n, device=device)
-        if leaf.scope is None
-        else flat(leaf.scope.expand(-1, *leaf.value.shape[1:])).sum(dim=1).expand(k)
-        for leaf, n in zip(leaves, sizes, strict=True)
-    ]
-    return torch.stack(counts, dim=1)
+def entries_in_scope(leaf: Leaf) -> Size:
+    n = math.prod(leaf.value.shape[1:])
+    if leaf.scope is None:
+        return n
+    return flat(leaf.scope.expand(-1, *leaf.value.shape[1:])).sum(dim=1).expand(leaf.value.shape[0])
+
+
+def over_all(find: Callable[..., Kept], values: list[Tensor], sizes: list[Size], ratio: float) -> Kept:
+    """The same over all tensors in one row."""
+    whole, widths = torch.cat([flat(x) for x in values], dim=1), [math.prod(x.shape[1:]) for x in values]
+    ((mask, kept),) = find([whole], [sum(sizes[1:], sizes[0])], ratio)
+    parts = zip(mask.split(widths, dim=1), kept.split(widths, dim=1), values, strict=True)
+    return [(keep.reshape(x.shape), value.reshape(x.shape).to(x.dtype)) for keep, value, x in parts]
 
 
 def say_sparsity(leaves: list[Leaf]) -> None:
     """A debug line for each client: the share of its entries that are not sent."""
     sent = torch.stack([total(leaf.value != 0) for leaf in leaves]).sum(dim=0)
-    every = entries(leaves).sum(dim=1)
+    every = torch.as_tensor(sum(entries_in_scope(leaf) for leaf in leaves), device=sent.device)
     for share in (sent / every.clamp(min=1)).tolist():
         log.debug("Sparsity: %.2f%%", 100 * (1 - share))
 
@@ -158,24 +147,20 @@ def share_of_number(size: int, ratio: float) -> int:
     return min(max(math.ceil(size * ratio * (1 - 2.0**-50)), 1), size)
 
 
-Kept = tuple[Tensor, Tensor]
-"""Which entries are sent, and these, with zeros for the others."""
+def largest_share(values: list[Tensor], sizes: list[Size], ratio: float) -> Kept:
+    counts = [share_of_number(n, ratio) if isinstance(n, int) else share_of(n, ratio) for n in sizes]
+    return keep_largest(values, counts)
 
 
-def largest_share(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Kept:
-    return kept_of_each(values, stretches, share_of(size, ratio).expand(len(values), -1))
-
-
-def above_quantile(values: Tensor, stretches: tuple[int, ...], size: Tensor, ratio: float) -> Kept:
+def above_quantile(values: list[Tensor], sizes: list[Size], ratio: float) -> Kept:
     """|g| >= the (1 - ratio) quantile of the entries in scope, interpolated linearly; zeros never, NaN always."""
-    parts = zip(values.split(stretches, dim=1), size.unbind(1), strict=True)
-    mask = torch.cat([above_quantile_of(part, size_K, ratio) for part, size_K in parts], dim=1)
-    return mask, cleared(values, mask)
+    masks = [above_quantile_of(flat(x), size, ratio).view(x.shape) for x, size in zip(values, sizes, strict=True)]
+    return [(mask, cleared(x, mask)) for x, mask in zip(values, masks, strict=True)]
 
 
-def above_quantile_of(values: Tensor, size_K: Tensor, ratio: float) -> Tensor:
+def above_quantile_of(values: Tensor, entries: Size, ratio: float) -> Tensor:
     size = values.abs()
-    size_K = size_K.expand(len(values))
+    size_K = torch.as_tensor(entries, device=values.device).expand(len(values))
     place = (1 - ratio) * (size_K.double() - 1).clamp(min=0) + (size.shape[1] - size_K)  # out of scope sorts first
     ordered = size.double().sort(dim=1).values
     low = ordered.gather(1, place.floor().long().clamp(max=size.shape[1] - 1)[:, None])

@@ -14,14 +14,14 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sparing.core.codec import only
+from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.gpu import brought
-from sparing.core.keys import Ctx
-from sparing.core.later import doubt
-from sparing.core.parcel import Leaf, Parcel, Schema, cleared, clients, sent
-from sparing.core.protocols import Blended, Codec, Report, Step, View
+from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Meter, Report, View
+from sparing.core.ops import constants
+from sparing.core.parcel import Leaf, Parcel, Schema, clients, sent
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, flat
+from sparing.core.tree import Layout, Tree, cleared, flat
 
 MODES = ("absolute", "relative", "budget")
 Bar = float | Tensor  # one threshold for all clients, or one each, [K, 1]
@@ -37,7 +37,6 @@ def structured(
     """
     refuse(threshold, mode, adaptive)
     names = thinned(layout, dense)
-    last: list[tuple[list[Tensor | None], Tensor]] = []
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         bar = view.notes["threshold"].double()[:, None] if adaptive else threshold
@@ -51,18 +50,6 @@ def structured(
             notes |= reported({name: leaves[name].value for name in here}, view)
         return Parcel(leaves, notes), state
 
-    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
-        """There is nothing to undo; the receiver counts what did not come, for `watched`.
-
-        Error feedback asks for this too, so the last count is kept, with what was counted.
-        """
-        masks = [mask for name in names if name in parcel.leaves for mask in masks_of(parcel.leaves[name])]
-        kept = next(iter(last), None)  # other threads may put theirs in its place
-        if kept is None or not masks or list(map(id, kept[0])) != list(map(id, masks)):
-            kept = masks, pruned(parcel, names)
-            last[:] = [kept]
-        return parcel._replace(notes=parcel.notes | {"pruned": kept[1]})
-
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = dict(expected.leaves)
         for name in names:
@@ -73,8 +60,8 @@ def structured(
         numbers = {"divergence": 1, "significance": 1} if adaptive else {}
         return expected._replace(leaves=leaves, notes=expected.notes | numbers)
 
-    traits, changes = frozenset({"sparse"}), frozenset(names)
-    return Codec(encode, decode, schema, name="fedscr", lossy=True, traits=traits, changes=changes)
+    effect = SPARSIFIES._replace(refuses=FIXED | Form.CODES)
+    return only(Codec(encode, schema=schema, name="fedscr", effect=effect), frozenset(names))
 
 
 def refuse(threshold: float, mode: str, adaptive: bool) -> None:
@@ -178,7 +165,7 @@ def cut_of(filt: Tensor, chan: Tensor, size: Tensor, share: float) -> Tensor:
 
 def reported(out: Tree, view: View) -> dict[str, Tensor]:
     """What a client says of itself: how far it moved, and how much it sends, against the size of its weights."""
-    moved = spent = weight = torch.zeros(len(view.ctx.ids), dtype=torch.float64, device=view.ctx.ids.device)
+    moved = spent = weight = torch.zeros(len(view.ctx.ids), dtype=torch.float64, device=view.ctx.device)
     for name, value in out.items():
         after = view.after[name]
         size = total(after.abs())
@@ -190,10 +177,6 @@ def reported(out: Tree, view: View) -> dict[str, Tensor]:
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, and a where b is zero."""
     return a / b.masked_fill(b == 0, 1.0)
-
-
-def masks_of(leaf: Leaf) -> list[Tensor | None]:
-    return [leaf.scope, *leaf.keep]
 
 
 def pruned(parcel: Parcel, names: list[str]) -> Tensor:
@@ -210,23 +193,20 @@ def pruned(parcel: Parcel, names: list[str]) -> Tensor:
 def count(leaf: Leaf | None, mask_of: Callable[[Leaf], Tensor | None], device: torch.device) -> Tensor:
     """True entries of a mask that broadcasts to the value, `[K or 1]` int64; of a leaf that is not there, 0."""
     if leaf is None:
-        return brought((0,), device)
+        return constants((0,), device)
     mask, n = mask_of(leaf), math.prod(leaf.value.shape[1:])
-    return brought((n,), device) if mask is None else flat(mask).sum(1) * (n // math.prod(mask.shape[1:]))
+    return constants((n,), device) if mask is None else flat(mask).sum(1) * (n // math.prod(mask.shape[1:]))
 
 
-def watched(layout: Layout, dense: bool) -> Step:
-    """Leaves the update as it is and reports pruned_share, the mean over clients, of all layers and of each."""
+def pruned_share(layout: Layout, dense: bool) -> Meter:
+    """Reports pruned_share, the mean over clients, of all layers and of each."""
     names = thinned(layout, dense)
 
-    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        report: Report = {}
+    def watch(parcel: Parcel, ctx: Ctx) -> dict[str, Tensor]:
+        return {"pruned": pruned(parcel, names)}
 
-        def judge(shares: Tensor) -> None:
-            labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
-            report.update({name: x for name, x in zip(labels, shares.nanmean(dim=0).tolist(), strict=True) if x == x})
+    def report(seen: dict[str, Tensor]) -> Report:
+        labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
+        return dict(zip(labels, seen["pruned"].nanmean(dim=0).unbind(), strict=True))
 
-        doubt(ctx.doubts, blended.seen["pruned"], judge)
-        return blended.update, state, report
-
-    return Step(apply, watch=lambda state, arrival: {"pruned": arrival.notes["pruned"]}, name="fedscr", reports=True)
+    return Meter(watch, report)

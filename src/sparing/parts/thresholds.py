@@ -5,15 +5,12 @@
 so between a half of it and all of it. It goes down as a note and is in effect from the client's next round.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import WireError
-from sparing.core.keys import Ctx
-from sparing.core.later import doubt
-from sparing.core.protocols import Arrival, Blended, Report, Rows, Step
+from sparing.core.method import Arrival, Blended, Report, Rows, Serving, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Tree
 
@@ -33,42 +30,40 @@ def adaptive(threshold: float) -> Step:
         }
 
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
-        return model, {"threshold": state["threshold"][ctx.ids]}
-
-    def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
-        seen, ctx = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}, arrival.ctx
-
-        def judge(values: Tensor) -> None:
-            for name, row in zip(seen, values.tolist(), strict=True):
-                for who, value in zip(ctx.here[0].tolist(), row, strict=True):
-                    if not math.isfinite(value) or (value < 0 and name != "loss"):
-                        raise WireError(
-                            f"round {ctx.round}: client {who} reported a {name} of {value:g}, from which no threshold "
-                            "follows; look at its training"
-                        )
-
-        doubt(ctx.doubts, torch.stack(list(seen.values())), judge)
-        return seen
+        return model, {"threshold": state["threshold"][ctx.placed(ctx.ids)]}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        used = state["threshold"][blended.ids]
+        who = ctx.placed(blended.ids)
+        used = state["threshold"][who]
         rounds, spread = state["rounds"] + 1, state["spread"] + variance(blended.seen["loss"])
         mean = torch.where(rounds > QUIET, spread / rounds, torch.zeros_like(spread))
         told = threshold * torch.sigmoid(blended.seen["divergence"] + blended.seen["significance"] + mean)
         after = state["threshold"].clone()
-        after[blended.ids] = told.float()
-        report: Report = {}
-
-        def judge(found: Tensor) -> None:
-            ids, used = found
-            report["threshold_mean"] = float(total(used[None])) / len(used)
-            report.update(threshold_min=float(used.min()), threshold_max=float(used.max()))
-            report.update({f"threshold/{int(i)}": x for i, x in zip(ids.tolist(), used.tolist(), strict=True)})
-
-        doubt(ctx.doubts, torch.stack([blended.ids.double(), used.double()]), judge)
+        after[who] = told.float()
+        used = used.double()
+        report = {"threshold_mean": total(used[None])[0] / len(used)}
+        report |= {"threshold_min": used.min(), "threshold_max": used.max()}
+        report |= {f"threshold/{i}": x for i, x in zip(blended.ids.tolist(), used.unbind(), strict=True)}
         return blended.update, {"threshold": after, "spread": spread, "rounds": rounds}, report
 
-    return Step(apply, init, watch, name="fedscr adaptive", serve=serve, notes={"threshold": 1})
+    return Step(apply, init, watch, name="fedscr adaptive", serving=Serving(serve, notes={"threshold": 1}))
+
+
+def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
+    """What clients report of themselves; numbers from which no threshold follows are refused."""
+    seen, ctx = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}, arrival.ctx
+    values = torch.stack(list(seen.values()))
+    fine = values.isfinite() & ((values >= 0) | (ctx.placed(torch.tensor([[False], [False], [True]]))))
+
+    def no_threshold() -> WireError:
+        i, k = (~fine).nonzero()[0].tolist()
+        return WireError(
+            f"round {ctx.round}: client {int(ctx.ids[k])} reported a {list(seen)[i]} of {float(values[i, k]):g}, from "
+            "which no threshold follows; look at its training"
+        )
+
+    ctx.require(fine, no_threshold)
+    return seen
 
 
 def variance(x: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 import torch
 
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Parcel, Schema
-from sparing.core.protocols import Codec, View
+from sparing.core.method import Codec, Effect, Form, View
 from sparing.core.tree import Tree
 
 
@@ -29,4 +29,4 @@ def tight() -> Codec:
         }
         return expected._replace(leaves=leaves)
 
-    return Codec(encode, decode, schema, name="tight", traits=frozenset({"written"}))
+    return Codec(encode, decode, schema, name="tight", effect=Effect(Form.WRITTEN, Form.WRITTEN, lossy=False))

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from sparing.core.errors import MethodError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended, Method, Report, Step, by_samples
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival, Blended, Method, Report, Step, by_samples
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree
 
@@ -25,11 +25,12 @@ def unbiased(layout: Layout) -> Step:
         scale = (ctx.clients - ctx.held) * here / (len(blended.ids) * ctx.samples)
         return {name: x * scale if name in params else x for name, x in blended.update.items()}, state, {}
 
-    def check(method: Method) -> None:
-        if method.blend.weigh.name != by_samples.name:
-            raise MethodError(
-                f"unbiased aggregation means weights by everyone's samples, but {method.blend.weigh.name!r} weighs "
-                "otherwise; set aggregation: normalised, or drop that weighting"
-            )
+    return Step(apply, watch=watch, name="unbiased", needs_mean=True)
 
-    return Step(apply, watch=watch, name="unbiased", needs_mean=True, check=check)
+
+def refuse_weighting(method: Method) -> None:
+    if method.blend.weigh.name != by_samples.name:
+        raise MethodError(
+            f"unbiased aggregation means weights by everyone's samples, but {method.blend.weigh.name!r} weighs "
+            "otherwise; set aggregation: normalised, or drop that weighting"
+        )

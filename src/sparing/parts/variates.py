@@ -1,19 +1,34 @@
-"""Control variates (SCAFFOLD), the method's side: who counts how much, and what the server makes of the changes.
+"""Control variates (SCAFFOLD), both ends: what keeps clients from drifting apart while they train.
 
-The server's c moves by (1 / N) sum over those here of the change of c_k, so that it stays the mean of c_k over all N
-clients. What is blended is a mean over those here, so it is scaled by their part in all: |S| / N, or with weights by
-samples the part of all samples that they hold.
+Every step of client k is corrected by c - c_k. After T steps from x to y, c_k becomes c_k - c + (x - y) / (T lr): the
+mean gradient it has just seen. The change travels to the server, whose c moves by (1 / N) sum over those here of the
+change of c_k, so that it stays the mean of c_k over all N clients. What is blended is a mean over those here, so it is
+scaled by their part in all: |S| / N, or with weights by samples the part of all samples that they hold.
 """
 
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
-from sparing.core.keys import Ctx
+from sparing.core.method import (
+    Arrival,
+    Blended,
+    Lesson,
+    Method,
+    Phase,
+    Report,
+    Share,
+    Step,
+    Train,
+    Trained,
+    Wrap,
+    by_samples,
+    evenly,
+)
 from sparing.core.parcel import Cut, Cuts, Parcel
-from sparing.core.protocols import Arrival, Blended, Method, Phase, Report, Share, Step, by_samples, evenly
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Tree, column, under
 
 SUFFIX = "control"
 
@@ -32,6 +47,37 @@ def zeros(model: Tree, names: list[str]) -> Tree:
 def memories(layout: Layout, names: list[str]) -> Tree:
     """A client's own control variates before its first round, leaves `[1, ...]`."""
     return {f"{SUFFIX}/{name}": torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in names}
+
+
+def corrected() -> Wrap:
+    """Around local training: every gradient is corrected, then the client's control variates are renewed."""
+
+    def around(train: Train, phases: tuple[Phase, ...]) -> Train:
+        def correct(lesson: Lesson, ctx: Ctx) -> Trained:
+            if not any(phase.correct for phase in lesson.phases):
+                return train(lesson, ctx)
+            mine = under(SUFFIX, lesson.memory)
+            pull = {name: lesson.start[f"{name}.{SUFFIX}"] - c for name, c in mine.items()}
+            return renewed(lesson, train(lesson._replace(pull=pull), ctx), ctx)
+
+        return correct
+
+    return Wrap(around)
+
+
+def renewed(lesson: Lesson, done: Trained, ctx: Ctx) -> Trained:
+    """The client's control variates after training; what goes up is the server's plus the change."""
+    out, memory, start, counts = {}, dict(done.memory), lesson.start, ctx.n.tolist()
+    reach = [(phase, [phase.lr * phase.steps_with(n) for n in counts]) for phase in lesson.phases]
+    for name, mine in under(SUFFIX, lesson.memory).items():
+        moved = [lengths for phase, lengths in reach if phase.trains is None or name in phase.trains]
+        server, new = start[f"{name}.{SUFFIX}"], mine
+        if moved:
+            length_K = torch.tensor([sum(parts) for parts in zip(*moved, strict=True)], dtype=mine.dtype)
+            gradient = (start[name] - done.after[name]) / column(length_K.to(mine.device), mine)
+            new = memory[f"{SUFFIX}/{name}"] = (mine - server + gradient).to(mine.dtype)
+        out[f"{name}.{SUFFIX}"] = server + (new - mine)
+    return Trained({**done.after, **out}, memory, done.notes)
 
 
 def unsent(decoded: Parcel, memory: Tree) -> Tree:
@@ -57,7 +103,7 @@ def part_of_all(names: list[str], weights: str) -> Step:
         ours = {f"{name}.{SUFFIX}" for name in names}
         return {name: x * share if name in ours else x for name, x in blended.update.items()}, state, {}
 
-    return Step(apply, watch=watch, name="scaffold", needs_mean=True, check=refuse_unlike)
+    return Step(apply, watch=watch, name="scaffold", needs_mean=True)
 
 
 def refuse_unlike(method: Method) -> None:
@@ -68,7 +114,7 @@ def refuse_unlike(method: Method) -> None:
             raise MethodError(
                 "a recipe after scaffold keeps layers at home, where nothing is to be corrected; put scaffold after it"
             )
-    odd = [step.name for step in blend.steps if step.receive is not None or (step.serve and not step.notes)]
+    odd = [s.name for s in blend.steps if s.receive is not None or (s.serving and not s.serving.notes)]
     if blend.weigh.name not in (by_samples.name, evenly.name):
         odd.append(blend.weigh.name)
     if method.privacy is not None:

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Broadcast, Codec, Method, Recipe
+from sparing.core.method import Broadcast, Codec, Method, Recipe
 from sparing.core.registry import find, recipe
 
 

@@ -2,7 +2,7 @@ import re
 from typing import Literal
 
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import budget as parts
 

@@ -1,4 +1,4 @@
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import dgc as parts
 from sparing.parts import sparse

@@ -1,6 +1,6 @@
 from sparing.core.compose import beside
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.core.tree import Tree, with_extra
 from sparing.parts import phases as parts
@@ -15,7 +15,7 @@ def ditto(lam: float = 0.1, epochs: int | None = None, lr: float | None = None) 
         raise ConfigError(f"ditto.lr is {lr}; it must be above 0")
 
     def apply(method: Method) -> Method:
-        if method.local.second or method.local.tune:
+        if method.local.wrapped_phases or method.local.tune:
             raise MethodError("ditto and a recipe before it both say which model a client uses; drop one of them")
         names, first = [name for name in method.layout.shapes if name not in method.layout.extra], method.extra
 
@@ -27,7 +27,10 @@ def ditto(lam: float = 0.1, epochs: int | None = None, lr: float | None = None) 
             layout=with_extra(method.layout, names, second.SUFFIX),
             share=beside(method.share, second.alone(names)),
             extra=extra,
-            local=method.local._replace(second=parts.drawn(method.local.phases, lam, epochs, lr)),
+            local=method.local._replace(
+                wraps=(*method.local.wraps, second.trained_too(parts.drawn(method.local.phases, lam, epochs, lr))),
+                used=second.used,
+            ),
         )
 
     return apply

@@ -1,8 +1,9 @@
 from typing import Literal
 
+from sparing.core.compose import with_rule
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.normal import keyed
-from sparing.core.protocols import Method, Privacy, Recipe, evenly
+from sparing.core.gaussian import keyed
+from sparing.core.method import Method, Privacy, Recipe, by_samples, evenly
 from sparing.core.registry import recipe
 from sparing.parts import privacy
 
@@ -40,7 +41,11 @@ def dp(
         secret = source != "seed"
         words = method.words if secret else keyed
         method = method._replace(privacy=Privacy(noise, mode, epsilon, delta, secret), secret=method.secret or secret)
+        method = with_rule(method, privacy.refuse_leaks)
         if mode == "local":
+            blend = method.blend
+            weigh = privacy.as_if_one if blend.weigh is by_samples else blend.weigh
+            method = method._replace(blend=blend._replace(weigh=weigh))
             return method._replace(up=(*method.up, privacy.local(clip, noise, words)))
         adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None
         blend = method.blend

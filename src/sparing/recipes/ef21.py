@@ -1,6 +1,7 @@
 from sparing.core.codec import chain
+from sparing.core.compose import with_rule
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import ef21 as parts
 from sparing.parts import sparse
@@ -17,6 +18,7 @@ def ef21(ratio: float | None = None) -> Recipe:
         names = [n for n in layout.floats if n not in home]
         codec = chain(*method.up) if method.up else sparse.topk(layout, 0.1 if ratio is None else ratio)
         steps = (*method.blend.steps, parts.estimated(names))
+        method = with_rule(method, parts.refuse_other_sums)
         return method._replace(up=(parts.ef21(layout, names, codec),), blend=method.blend._replace(steps=steps))
 
     return apply

@@ -2,7 +2,7 @@ from typing import Literal
 
 from sparing.core.compose import narrow
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import layers as parts
 from sparing.parts import phases
@@ -19,7 +19,7 @@ def fedbabu(
     """Train and share the body only, under a head that stays as it was built; tune a copy before it is evaluated."""
 
     def apply(method: Method) -> Method:
-        if method.local.second or method.local.tune:
+        if method.local.wrapped_phases or method.local.tune:
             raise MethodError("fedbabu and a recipe before it both say which model a client uses; drop one of them")
         home, params = parts.split(method.layout, layers, shared), frozenset(method.layout.params)
         parted = {"all": None, "head": params & home, "body": params - home}

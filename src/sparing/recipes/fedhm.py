@@ -1,8 +1,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from sparing.core.compose import with_rule
 from sparing.core.errors import MethodError, check_range
-from sparing.core.protocols import Method, Phase, Recipe
+from sparing.core.method import Method, Phase, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import byrank, lowrank, partitions
 
@@ -34,7 +35,7 @@ def fedhm(
             return method
         if method.fit is not None or method.layout.bases:
             raise MethodError("fedhm cannot resize a model that another part resizes already; keep one of them")
-        fit = lowrank.lowrank(method.layout, ratios, full, keep)
+        fit = lowrank.low_rank(method.layout, ratios, full, keep)
         weigh, steps = method.blend.weigh, method.blend.steps
         if weighting != "samples":
             if weigh.name != "samples":
@@ -46,10 +47,11 @@ def fedhm(
         if blend == "products":
             steps = (*steps, byrank.history(weighting, temperature, ratios, fit.sizes))
         elif blend == "increments":
-            fit = fit._replace(increments=True)
+            fit = fit._replace(resize=fit.resize._replace(increments=True))
         elif any(ratio < 1 for ratio in ratios):
-            fit = fit._replace(apart=partitions.partitions(method.layout, fit.layouts), room=())
-            steps = (*steps, partitions.alone())
+            partition = partitions.partitions(method.layout, fit.layouts)
+            fit = fit._replace(resize=fit.resize._replace(partition=partition))
+            method = with_rule(method, partitions.refuse_lookers)
         limit = step if any(ratio < 1 for ratio in ratios) else None
         phases = tuple(bounded(phase, limit) for phase in method.local.phases)
         phases = tuple(phase._replace(frobenius=decay) for phase in phases)

@@ -1,4 +1,4 @@
-from sparing.core.protocols import Recipe
+from sparing.core.method import Recipe
 from sparing.core.registry import recipe
 from sparing.recipes.personal import personal
 

@@ -1,5 +1,5 @@
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 
 

@@ -1,10 +1,10 @@
 from typing import Literal
 
-from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.compose import with_rule
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import structured, thresholds
-from sparing.parts.unbiased import unbiased
+from sparing.parts.unbiased import refuse_weighting, unbiased
 
 
 @recipe("fedscr", paper="Wu, Yao and Wang 2021, doi:10.1109/TPDS.2020.3046250")
@@ -20,12 +20,13 @@ def fedscr(
     def apply(method: Method) -> Method:
         layout = method.layout
         codec = structured.structured(layout, threshold, threshold_mode, dense, adaptive)
-        if any("codes" in stage.traits for stage in method.up):
-            raise MethodError("fedscr cannot follow a quantiser: its threshold is compared with values; put it before")
-        steps = [structured.watched(layout, dense)]
-        steps += [thresholds.adaptive(threshold)] if adaptive else []
-        steps += [unbiased(layout)] if aggregation == "unbiased" else []
-        blend = method.blend._replace(steps=(*method.blend.steps, *steps))
+        steps, meters = method.blend.steps, (*method.blend.meters, structured.pruned_share(layout, dense))
+        if adaptive:
+            steps = (*steps, thresholds.adaptive(threshold))
+        if aggregation == "unbiased":
+            steps = (*steps, unbiased(layout))
+            method = with_rule(method, refuse_weighting)
+        blend = method.blend._replace(steps=steps, meters=meters)
         return method._replace(up=(*method.up, codec), memory=True, blend=blend)
 
     return apply

@@ -1,5 +1,5 @@
 from sparing.core.compose import weighed_by
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import similarity
 
@@ -15,7 +15,7 @@ def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at
 
 
 def weighed(method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str) -> Method:
-    weigh = similarity.alike(method.layout, home, q, on, softmax, at)
+    weigh = similarity.alike(method.layout, home, similarity.Similarity(q, on, softmax, at))
     up = (similarity.told(method.layout, home), *method.up) if at == "client" else method.up
     method = weighed_by(method._replace(up=up), weigh)
     if on == "weights":

@@ -1,5 +1,5 @@
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import phases as parts
 
@@ -10,7 +10,7 @@ def finetune(epochs: int | None = None, lr: float | None = None) -> Recipe:
     tune = parts.tuning(epochs, lr, None, "finetune")
 
     def apply(method: Method) -> Method:
-        if method.local.second or method.local.tune:
+        if method.local.wrapped_phases or method.local.tune:
             raise MethodError("finetune and a recipe before it both say which model a client uses; drop one of them")
         return method._replace(local=method.local._replace(tune=tune))
 

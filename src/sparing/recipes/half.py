@@ -1,6 +1,6 @@
 import torch
 
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import quant
 

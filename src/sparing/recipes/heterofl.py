@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts.slices import slices
 

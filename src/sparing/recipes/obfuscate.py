@@ -1,8 +1,8 @@
 from typing import Literal
 
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.normal import keyed
-from sparing.core.protocols import Method, Recipe
+from sparing.core.gaussian import keyed
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import obfuscate as parts
 

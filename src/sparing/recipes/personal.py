@@ -1,5 +1,5 @@
 from sparing.core.compose import narrow
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import layers as parts
 

@@ -1,6 +1,6 @@
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow, with_rule
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import layers as parts
 from sparing.parts import neighbours, similarity
@@ -45,6 +45,7 @@ def pfedsim(
         step = neighbours.neighbours(layout, home, part, method.share.private, similarity.sizes(layout, home))
         steps = (*method.blend.steps, step)
         heads = neighbours.heads_up(layout, home, part)
+        method = with_rule(method, neighbours.refuse_unlike(neighbours.compared(layout, home), home))
         return method._replace(share=narrow(method.share, heads), blend=method.blend._replace(steps=steps))
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.compose import narrow
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Phase, Recipe
+from sparing.core.method import Method, Phase, Recipe
 from sparing.core.registry import recipe
 from sparing.core.tree import Tree
 from sparing.parts import prune as parts
@@ -15,10 +15,10 @@ def prune(keep: float = 0.5, over: str = "layer") -> Recipe:
             raise MethodError("prune cannot go with models of several sizes: resizing fills pruned weights; drop one")
         part, before = parts.pruned(method.layout, keep, over), method.extra
 
-        def held(phases: tuple[Phase, ...]) -> tuple[Phase, ...]:
-            return tuple(phase._replace(holds=phase.holds | part.names) for phase in phases)
+        def held(phase: Phase) -> Phase:
+            return phase._replace(holds=phase.holds | part.names)
 
-        local = method.local._replace(phases=held(method.local.phases), second=held(method.local.second))
+        local = method.local.each_phase(held)
 
         def extra(model: Tree) -> Tree:
             first = part.first(model)

@@ -1,6 +1,6 @@
 from sparing.core.compose import narrow
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import masks, selectors
 

@@ -1,8 +1,8 @@
 from typing import Literal
 
-from sparing.core.compose import beside, weighed_by
+from sparing.core.compose import beside, weighed_by, with_rule
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Method, Recipe, evenly
+from sparing.core.method import Method, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.core.tree import Layout, Tree, with_extra
 from sparing.parts import variates
@@ -29,6 +29,7 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
         def init(layout: Layout) -> Tree:
             return local.init(layout) | variates.memories(layout, names)
 
+        method = with_rule(method, variates.refuse_unlike)
         steps = (*method.blend.steps, variates.part_of_all(names, weights))
         phases = tuple(phase._replace(correct=True) for phase in local.phases)
         return method._replace(
@@ -36,7 +37,9 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
             share=beside(method.share, variates.whole(names)),
             extra=extra,
             blend=method.blend._replace(steps=steps),
-            local=local._replace(phases=phases, init=init, lost=variates.unsent),
+            local=local._replace(
+                phases=phases, init=init, lost=variates.unsent, wraps=(*local.wraps, variates.corrected())
+            ),
         )
 
     return apply

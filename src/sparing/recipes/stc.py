@@ -1,6 +1,6 @@
 from sparing.core.codec import chain
 from sparing.core.errors import MethodError
-from sparing.core.protocols import Broadcast, Method, Recipe
+from sparing.core.method import Broadcast, Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import quant, sparse
 

@@ -1,9 +1,10 @@
 from typing import Literal
 
-from sparing.core.protocols import Method, Recipe
+from sparing.core.compose import with_rule
+from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts import sparse
-from sparing.parts.stein import Settings
+from sparing.parts.stein import Settings, refuse_twice
 from sparing.parts.stein import stein as shrinkage
 
 PAPER = "James and Stein 1961; shrinkage of the averaged update"
@@ -25,6 +26,7 @@ def stein(
 
     def apply(method: Method) -> Method:
         step = shrinkage(method.layout, settings)  # it looks at what arrived, so it comes before the other steps
+        method = with_rule(method, refuse_twice)
         return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps)))
 
     return apply

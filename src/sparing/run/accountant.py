@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import EVERYONE
-from sparing.core.protocols import Privacy
+from sparing.core.context import EVERYONE
+from sparing.core.method import Privacy
 from sparing.run.releases import Releases
 from sparing.task.fleet import Fleet
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import CheckpointError, MethodError
-from sparing.core.gpu import fetched, ready
+from sparing.core.operation import operation
+from sparing.core.ops import to_host
 from sparing.core.tree import Tree, prefixed, under
 
 
@@ -92,7 +93,7 @@ class MemoryBank:
         self.used = 1
         self.rows = {name: x.to(self.home, copy=True) for name, x in self.template.items()}
         self.asked: tuple[Tensor, int, np.ndarray] | None = None
-        self.coming: list[tuple[Tensor, Tensor, Callable[[], Tensor]]] = []  # rows, which of them, their new values
+        self.coming: list[tuple[Tensor, Tensor, Callable[[], list[Tensor]]]] = []  # rows, which of them, their new values
 
     def read(self, ids: Tensor) -> Tree:
         if not self.template:
@@ -106,7 +107,7 @@ class MemoryBank:
     def settle(self) -> None:
         """All that is coming is put where it belongs."""
         for rows, index, values in self.coming:
-            rows.index_copy_(0, index, values())
+            rows.index_copy_(0, index, values()[0])
         self.coming = []
 
     def who(self, ids: Tensor) -> np.ndarray:
@@ -130,26 +131,16 @@ class MemoryBank:
         self.used += len(new)
         index = self.index(client)
         for name, x in rows.items():
-            if x.is_cuda and self.home.type == "cpu":
-                self.coming.append((self.rows[name], index, fetched(x)))
+            if x.device.type != "cpu" and self.home.type == "cpu":
+                self.coming.append((self.rows[name], index, to_host([x])))
             else:
                 self.rows[name].index_copy_(0, index, x.to(self.home))
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
         self.settle()
         client = checked_ids(ids, self.clients)
-        if self.rows and all(ready(x) and x.dtype == torch.float32 for x in self.rows.values()):
-            from sparing.core.gpu.mixtures import mixed
-
-            index, weight = self.index(client), weight.float().to(self.device, non_blocking=True)
-            return {name: mixed(x, index, weight) for name, x in self.rows.items()}
-        index = self.row_of[client].tolist()
-        out = {n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=self.home) for n, x in self.rows.items()}
-        for k, row in enumerate(weight.double().cpu()):
-            for m in row.nonzero()[:, 0].tolist():
-                for name, x in out.items():
-                    x[k].add_(self.rows[name][index[m]], alpha=float(row[m]))
-        return {name: x.to(self.device) for name, x in out.items()}
+        mixed = mix_rows(self.rows, self.row_of[client], weight)
+        return {name: x.to(self.device) for name, x in mixed.items()}
 
     def grow(self, need: int) -> None:
         have = next(iter(self.rows.values())).shape[0]
@@ -245,3 +236,14 @@ def checked_saved(saved: Tree, names: set[str]) -> None:
             f"the checkpoint holds client state {sorted(saved)} where this run needs {sorted(names)}; "
             "resume with the method, the kind of bank (memory or disk) and the release that it was saved with"
         )
+
+
+@operation
+def mix_rows(rows: Tree, index: np.ndarray, weight: Tensor) -> Tree:
+    """Weighted sums of some rows, `[K, m]` -> leaves `[K, ...]`, added up in their order."""
+    out = {n: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype, device=x.device) for n, x in rows.items()}
+    for k, row in enumerate(weight.double().cpu()):
+        for m in row.nonzero()[:, 0].tolist():
+            for name, x in out.items():
+                x[k].add_(rows[name][int(index[m])], alpha=float(row[m]))
+    return out

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.tree import Trained, Tree
 from sparing.engines.engine import Job
 from sparing.run.config import Study, study_from

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
-from sparing.core.protocols import Local
+from sparing.core.method import Local
 from sparing.core.round import Server, first_client, outgoing
 from sparing.core.wire import nbytes
 from sparing.engines.engine import Job, Sizes, context
@@ -113,7 +113,8 @@ def sent_down(job: Job, server: Server, ids: Tensor) -> int:
     """
     updates = float(server.past["size/1"].sum()) * len(job.task) / len(ids) if "size/1" in server.past else math.inf
     cohort = context(job, server, ids, 2)
-    cohort = cohort._replace(first=torch.zeros_like(cohort.ids, dtype=torch.bool))
+    members = cohort.members._replace(first=torch.zeros_like(cohort.ids, dtype=torch.bool))
+    cohort = cohort._replace(members=members)
     size = job.method.fit.sizes(cohort) if job.method.fit else torch.zeros_like(cohort.ids)
     alike = [(size == one).nonzero()[:, 0] for one in size.unique()]
     whole = [int(nbytes(outgoing(job.method, server, cohort.at(k[:1])))[0]) for k in alike]
@@ -123,11 +124,8 @@ def sent_down(job: Job, server: Server, ids: Tensor) -> int:
 def shortened(job: Job) -> Job:
     """The same job, a few local steps long, tested on few samples."""
     local = job.method.local
-    phases, second = (
-        tuple(phase._replace(steps=min(STEPS, phase.steps or STEPS)) for phase in some)
-        for some in (local.phases, local.second)
-    )
-    method = job.method._replace(local=local._replace(phases=phases, second=second))
+    short = local.each_phase(lambda phase: phase._replace(steps=min(STEPS, phase.steps or STEPS)))
+    method = job.method._replace(local=short)
     return job._replace(method=method, task=job.task.tested_on(2 * BATCH), fleet=slowed(job, method.local))
 
 
@@ -143,7 +141,7 @@ def slowed(job: Job, local: Local) -> Fleet:
 def steps_of(job: Job, ids: Tensor) -> int:
     """Local steps these clients take in a round."""
     steps = 0
-    for phase in job.method.local.phases + job.method.local.second:
+    for phase in job.method.local.phases + job.method.local.wrapped_phases:
         batches = -(-job.task.train.count[ids] // phase.batch)
         steps += phase.steps * len(ids) if phase.steps else int(batches.sum()) * phase.epochs
     return steps

@@ -7,8 +7,8 @@ late                              clients that missed the deadline
 
 import torch
 
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Report
+from sparing.core.context import Ctx
+from sparing.core.method import Report
 from sparing.engines.engine import Job, Outcome, bytes_in
 from sparing.task.clock import PER_SECOND, ready, taking
 from sparing.task.fleet import Fleet

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from sparing.core.errors import ConfigError, nearest
-from sparing.core.protocols import Local, Phase, nothing
+from sparing.core.method import Local, Phase, nothing
 from sparing.recipes.budget import bytes_in
 from sparing.task.data.unpacking import brief
 from sparing.task.optim import velocities

@@ -18,9 +18,9 @@ from sparing.core.compose import compose, remade
 from sparing.core.download import fits
 from sparing.core.errors import ConfigError
 from sparing.core.factors import FactoredConv, kernel_sides
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, sent
-from sparing.core.protocols import Method
+from sparing.core.method import Method
 from sparing.core.registry import find
 from sparing.core.round import Server, client, first_client, first_row, first_server, outgoing, sized
 from sparing.core.tree import Layout, Tree, layout_of, tree_of, under

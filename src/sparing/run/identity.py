@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparing.core import tree
 from sparing.core.errors import CheckpointError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.engines.engine import Job
 from sparing.run.config import Study
 from sparing.task.clients import Clients

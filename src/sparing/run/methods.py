@@ -3,7 +3,7 @@
 from typing import Any
 
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Recipe
+from sparing.core.method import Recipe
 from sparing.core.registry import find
 from sparing.run.config import method_list
 from sparing.task.options import checked, named

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from sparing.core.errors import ConfigError
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Rows
+from sparing.core.context import Ctx
+from sparing.core.method import Rows
 from sparing.core.round import Server, client, outgoing, sized
 from sparing.core.tree import Kind, Layout, Trained, Tree, cat, under
 from sparing.engines.engine import Job, chunks, context

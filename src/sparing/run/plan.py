@@ -147,7 +147,7 @@ def is_emulated(processor: Mapping[str, Any]) -> bool:
 
 def can_record(job: Job) -> bool:
     local, bases = job.method.local, isinstance(job.model, Mix)
-    return can_capture(local, job.initial) and not bases and not local.second and not local.init(job.method.layout)
+    return can_capture(local, job.initial) and not bases and not local.wrapped_phases and not local.init(job.method.layout)
 
 
 def by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) -> Way:

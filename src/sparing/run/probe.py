@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.mix import Mix
 from sparing.core.tree import Trained, tree_of
 from sparing.engines.engine import Job

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sparing.core.protocols import Phase
+from sparing.core.method import Phase
 from sparing.engines.engine import Job
 from sparing.run.config import PlanSection
 from sparing.run.files import write_json
@@ -31,7 +31,7 @@ def place_of(plan: PlanSection, method: Sequence[Any], job: Job, cohort: int, co
         "plan": plan.model_dump(exclude={"bank", "parcels"}),
         "method": list(method),
         "model": [str(job.model), layout.shapes, layout.dtypes],
-        "local": [[plain(phase) for phase in some] for some in (local.phases, local.second)] + [local.buffers],
+        "local": [[plain(phase) for phase in some] for some in (local.phases, local.wrapped_phases)] + [local.buffers],
         "samples": [data.train.x.shape[1:], data.train.x.dtype, str(data.train.augment)],
         "clients": [cohort, magnitude(float(n.mean())), magnitude(float(n.max()))],
     }

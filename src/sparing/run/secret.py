@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import CheckpointError, ConfigError
-from sparing.core.keys import EVERYONE, Ctx
+from sparing.core.context import EVERYONE, Ctx
 from sparing.core.tree import flat
 from sparing.run.files import sync_folder, writing
 from sparing.run.lock import Lock
@@ -44,10 +44,10 @@ class Secret:
 
     def words(self, ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
         """`[K, n]` for these values `[K, ...]`; without values, what both ends can draw."""
-        ids = ctx.here[0].tolist()
+        ids = ctx.ids.tolist()
         rows = [None] * len(ids) if values is None else flat(values).detach().cpu().contiguous().numpy()
         words = np.stack([self.row(ctx.round, who, tag, n, row) for who, row in zip(ids, rows, strict=True)])
-        return torch.from_numpy(words.view(np.int64)).to(ctx.ids.device)
+        return torch.from_numpy(words.view(np.int64)).to(ctx.device)
 
     def row(self, t: int, who: int, tag: str, n: int, values: np.ndarray | None) -> np.ndarray:
         if values is None:

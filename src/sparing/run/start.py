@@ -15,7 +15,7 @@ from torch import nn
 from sparing.core import tree
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError
-from sparing.core.protocols import Method
+from sparing.core.method import Method
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
 from sparing.engines.debug import Debug

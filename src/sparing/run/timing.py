@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparing.core.errors import SparingError
 from sparing.core.fold import Collect, Fold
-from sparing.core.protocols import Phase
+from sparing.core.method import Phase
 from sparing.core.round import Server, first_client, first_row, first_server
 from sparing.engines.engine import Job
 from sparing.engines.vector import Back, Sent, Vector
@@ -50,7 +50,7 @@ def guess(job: Job, cohort: int) -> float:
     """Seconds of training in the whole run, from its steps and multiplications alone: nothing is timed."""
     kind = next(iter(job.initial.values())).device.type
     local, n = job.method.local, max(1, round(float(job.task.train.count.double().mean())))
-    steps = sum(steps_of(phase, [n])[0] for phase in local.phases + local.second)
+    steps = sum(steps_of(phase, [n])[0] for phase in local.phases + local.wrapped_phases)
     work = 3 * multiplications(job) * int(visits(local, torch.tensor([n])))  # forward, and twice that backward
     step, pace = PACE[kind]
     return job.rounds * cohort * (step * steps + work / pace)
@@ -143,8 +143,7 @@ def shortened(job: Job, steps: int | None, n_K: Tensor) -> Job:
         long = steps is not None and max(steps_of(phase, n_K.tolist())) > steps
         return phase._replace(steps=steps) if long else phase
 
-    phases, second = (tuple(map(short, some)) for some in (local.phases, local.second))
-    return job._replace(method=job.method._replace(local=local._replace(phases=phases, second=second)))
+    return job._replace(method=job.method._replace(local=local.each_phase(short)))
 
 
 class Watch(Vector):

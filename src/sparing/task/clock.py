@@ -51,7 +51,7 @@ def visits(local: Local, n_K: Tensor) -> Tensor:
     tensor([34, 18])
     """
     total = torch.zeros_like(n_K)
-    for phase in local.phases + local.second:
+    for phase in local.phases + local.wrapped_phases:
         total = total + of_phase(phase, n_K)
     return total
 

@@ -55,7 +55,7 @@ def reaches(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, loca
     [True, False]
     """
     work = working_copy(model, device_of(tree), stacked=False, static=local.buffers == "static")
-    names = {name for phase in (*local.phases, *local.second) for name in trained(work, phase)}
+    names = {name for phase in (*local.phases, *local.wrapped_phases) for name in trained(work, phase)}
     if not names:
         return True
     with torch.enable_grad(), own_rng(work.device), intra_op(1):

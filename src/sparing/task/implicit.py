@@ -68,7 +68,7 @@ def is_alone(layer: nn.Module) -> bool:
 
 def every_phase(local: Local) -> tuple[Phase, ...]:
     """Of both models that a client may train, and of tuning."""
-    return (*local.phases, *local.second, *(local.tune(local.phases) if local.tune else ()))
+    return (*local.phases, *local.wrapped_phases, *(local.tune(local.phases) if local.tune else ()))
 
 
 def chain(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:

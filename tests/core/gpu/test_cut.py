@@ -3,7 +3,8 @@ import torch
 
 from sparing.core.learned import learned, overlaid
 from sparing.core.parcel import Cut, Leaf, Parcel
-from sparing.core.tree import Grown, abreast
+from sparing.accel.grown import Grown
+from sparing.accel.rows import side_by_side_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

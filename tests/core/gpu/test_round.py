@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from sparing.core.arrived import against
-from sparing.core.parcel import Cut, Leaf, Parcel, cleared, each
+from sparing.core.parcel import Cut, Leaf, Parcel, each
+from sparing.core.tree import cleared
 from sparing.core.round import voted
 from sparing.core.tree import Layout, to
-from sparing.core.versions import moved_all
+from sparing.core.ops import move
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -58,7 +58,7 @@ def test_what_is_chosen_is_what_the_cpu_chooses(d, k):
 
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_words_that_share_all_digits_looked_for_are_told_apart(passes, monkeypatch):
-    from sparing.core.gpu import select
+    from sparing.accel.cuda import select
 
     monkeypatch.setattr(select, "PASSES", passes)
     ctx = make_ctx([3, 8, 11])

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from sparing.core.keys import Ctx
-from sparing.core.protocols import Arrival, Blended
+from sparing.core.context import Ctx
+from sparing.core.method import Arrival, Blended
 from sparing.core.tree import Layout
 from sparing.parts.stein import Settings, stein
 

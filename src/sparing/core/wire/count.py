@@ -3,15 +3,13 @@
 import math
 from collections.abc import Callable
 from typing import NamedTuple
-from weakref import ref
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import fetched, ready
+from sparing.core.operation import operation
 from sparing.core.parcel import Leaf, Parcel, clients, row
-from sparing.core.tree import abreast
 from sparing.core.wire import index
 from sparing.core.wire.index import Number, packed_size
 from sparing.core.wire.section import CODES, write_masks, write_values
@@ -48,7 +46,7 @@ def leaf_sizes(leaves: dict[str, Leaf]) -> Callable[[], list[tuple[Number, Numbe
     known = [form_of(leaf, cross[name]) if name in cross else written(name, leaf) for name, leaf in leaves.items()]
     if all(not leaf.keep and not leaf.told and not leaf.tight for leaf in leaves.values()):
         travels = [[] if leaf.scope is None else [False] for leaf in leaves.values()]
-        later = free_sizes([leaf for leaf in leaves.values() if leaf.scope is not None])
+        later = index_sizes([mask for leaf in leaves.values() for mask in masks_of(leaf, False)])
     else:
         masks = [masks_of(leaf, cross[name]) if name in cross else [] for name, leaf in leaves.items()]
         travels = [[mask.travels for mask in some] for some in masks]
@@ -134,24 +132,9 @@ def written(name: str, leaf: Leaf) -> tuple[Number, Number]:
     return value, indices
 
 
-LAST: list[tuple[list[torch.Size], list[ref], Callable[[], list[index.Sizes]]]] = []
-
-
-def free_sizes(leaves: list[Leaf]) -> Callable[[], list[index.Sizes]]:
-    """Of scopes that both ends know: the same go down and up, so what is known of the last ones is kept."""
-    shapes, scopes = [leaf.value.shape[1:] for leaf in leaves], [leaf.scope for leaf in leaves]
-    kept = next(iter(LAST), None)  # other threads may put theirs in its place
-    if kept is None or kept[0] != shapes or any(a() is not b for a, b in zip(kept[1], scopes, strict=True)):
-        masks = [mask for leaf in leaves for mask in masks_of(leaf, False)]
-        kept = shapes, [ref(scope) for scope in scopes], index_sizes(masks)
-        LAST[:] = [kept]
-    return kept[2]
-
-
+@operation
 def index_sizes(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
     """Of every mask, in arrays."""
-    if masks and all(ready(mask.bits) for mask in masks):
-        return measured_together(masks)
     found = [measured(mask) if mask.travels else counted(mask) for mask in masks]
     return lambda: found
 
@@ -176,25 +159,3 @@ def measured(mask: Mask) -> index.Sizes:
         some = some.reshape(-1) if alive is None else some.masked_select(alive[start : start + step])
         parts.append(index.sizes(some, universe[start : start + step]))
     return index.Sizes(*map(np.concatenate, zip(*parts, strict=True)))
-
-
-def measured_together(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
-    """All masks side by side in one row for each client."""
-    from sparing.core.gpu.gaps import gaps_of
-
-    rows = max(x.shape[0] for mask in masks for x in (mask.bits, mask.alive) if x is not None)
-    alive = None
-    if any(mask.alive is not None for mask in masks):
-        everywhere = torch.ones(1, 1, dtype=torch.bool, device=masks[0].bits.device)
-        some = [everywhere if mask.alive is None else mask.alive for mask in masks]
-        alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
-    bits = abreast([mask.bits if mask.bits.shape[0] == rows else mask.bits.expand(rows, -1) for mask in masks])
-    paid = any(mask.travels for mask in masks)
-    later = fetched(gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks), paid))
-
-    def found() -> list[index.Sizes]:
-        table = later().numpy().T  # [4, masks, R]
-        size = index.sizes_from(*table).size if paid else np.zeros_like(table[1])
-        return [index.Sizes(*one) for one in zip(size, table[1], strict=True)]
-
-    return found

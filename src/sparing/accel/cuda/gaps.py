@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.gpu.stretches import blocks_of
+from sparing.accel.cuda.stretches import blocks_of
 
 BLOCK = 4096
 MANY = 512

@@ -4,16 +4,22 @@ Every name here is a tuple of pure functions. State is a Tree, passed in and han
 nothing uses `{}`. All functions see the client axis: K is a whole chunk of the cohort in the simulator, 1 on a node.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Flag, auto
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from sparing.core.keys import Ctx
-from sparing.core.normal import Words, fresh
+from sparing.core.context import Ctx
+from sparing.core.gaussian import Words, fresh
 from sparing.core.parcel import Cuts, Parcel, Schema
-from sparing.core.tree import Kept, Layout, Trained, Tree
+from sparing.core.tree import Layout, Masks, Tree
+
+Report = Mapping[str, float | Tensor]
+"""Metrics of a round, by name: numbers, or tensors of one number each, read once the round is over."""
+Remembered = Mapping[str, Tensor]
+"""What the server keeps of a part from round to round: a Tree, or what will be one."""
 
 
 def nothing(*_: object) -> Tree:
@@ -37,8 +43,6 @@ class Share(NamedTuple):
     given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
     look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
-    within: bool = False  # what goes up of a tensor lies within what came down of it
-    whole: bool = False  # every tensor travels whole or not at all, whatever its shape
 
 
 class View(NamedTuple):
@@ -46,8 +50,51 @@ class View(NamedTuple):
 
     ctx: Ctx
     start: Tree  # the model before local training
-    after: Trained  # and after it
+    after: Mapping[str, Tensor]  # and after it
     notes: dict[str, Tensor]  # what came down with the parcel
+
+
+class Form(Flag):
+    """What has been done to the values of a parcel: what a codec gives, and what it cannot take."""
+
+    VALUES = 0
+    SPARSE = auto()  # positions were chosen from the data
+    CODES = auto()  # values became the codes of a quantiser
+    BASIS = auto()  # values are coordinates in another basis
+    SUMS = auto()  # values are corrections that both ends add up over the rounds
+    WRITTEN = auto()  # nothing may be changed any more
+
+
+class Trait(Flag):
+    """What else `core.rules` must know of a codec."""
+
+    NONE = 0
+    WHOLE = auto()  # needs whole matrices
+    COUNTS = auto()  # counts the bytes of all that is in the parcel
+    DEADLINE = auto()  # takes its bytes from the round's deadline
+    REMEMBERS = auto()  # keeps a memory of its own
+    AMPLIFIES = auto()  # scales values up, so that their mean is right
+    NOISY = auto()  # its error can be larger than what it was given
+
+
+FIXED = Form.BASIS | Form.SUMS | Form.WRITTEN
+"""What hardly anything can follow."""
+
+
+class Effect(NamedTuple):
+    """What a codec does to values, so that what may follow is decided by rule."""
+
+    gives: Form = Form.VALUES
+    refuses: Form = FIXED
+    lossy: bool = True
+    traits: Trait = Trait.NONE
+
+
+LOSSLESS = Effect(lossy=False)
+SPARSIFIES = Effect(Form.SPARSE)
+QUANTISES = Effect(Form.CODES, FIXED | Form.CODES)
+TURNS = Effect(Form.BASIS | Form.CODES, FIXED | Form.CODES | Form.SPARSE)
+"""What changes the basis writes codes of its own."""
 
 
 class Codec(NamedTuple):
@@ -59,9 +106,8 @@ class Codec(NamedTuple):
     init: Callable[[Layout], Tree] = nothing  # one client's memory, leaves [1, ...]
     lost: Callable[[Parcel, Tree, Ctx], Tree] = lambda parcel, state, ctx: state  # the parcel never arrived
     name: str = ""
-    lossy: bool = False
-    traits: frozenset[str] = frozenset()  # what `compose` looks at: sparse, codes, ranks, ...
-    changes: frozenset[str] | None = None  # all others come out as the same tensors; None: any may be changed
+    effect: Effect = LOSSLESS
+    over: frozenset[str] | None = None  # the only tensors it sees (`codec.only`); None: all
 
 
 class Arrival(NamedTuple):
@@ -79,14 +125,11 @@ class Blended(NamedTuple):
 
     update: Tree  # [1, *shape] float64, zero where nobody voted
     covered: dict[str, Tensor | None]  # bool [1, *shape]; None: everywhere
-    ids: Tensor  # [n] sorted
+    ids: Tensor  # [n] sorted, on the host
     weight: Tensor  # [n] float64, unnormalised, in id order
     seen: dict[str, Tensor]  # what was watched, [n, ...] in id order
-    plain: Tree | None = None  # the unweighted mean, where a step asks for it
+    uniform: Tree | None = None  # the unweighted mean, where a step asks for it
     apart: frozenset[str] = frozenset()  # tensors in which clients voted on different coordinates
-
-
-Report = dict[str, float]  # metrics of a round, by name
 
 
 class Rows(Protocol):
@@ -101,27 +144,43 @@ class Rows(Protocol):
         ...
 
 
-class Step(NamedTuple):
-    """A part of the server: it watches arrivals, transforms the blended update, and may serve the next round.
+class Serving(NamedTuple):
+    """What a step of the server hands to every client of the next round: a model of its own, or a few numbers.
 
-    `serve` gives each client a model of its own, or sends a few numbers along (declared in `notes`). What the server
-    must keep of every client, where that is too much for its state, goes into rows: `row` is the first one, `keep`
-    gives those of the clients that arrived, `serve` may read them.
+    What the server must keep of every client, where that is too much for its state, goes into rows: `row` is the first
+    one, `keep` gives those of the clients that arrived, `serve` may read them.
     """
+
+    serve: Callable[[Tree, Tree, Ctx, Rows | None], tuple[Tree, dict[str, Tensor]]]  # -> (model, notes)
+    notes: dict[str, int] = {}  # noqa: RUF012  the numbers that go along: name -> how many per client
+    row: Callable[[Tree], Tree] = nothing  # model -> leaves [1, ...]
+    keep: Callable[[Tree, Blended, Ctx], Tree] = nothing  # rows [n, ...] of blended.ids
+
+
+class Step(NamedTuple):
+    """A part of the server: it watches arrivals and transforms the blended update."""
 
     apply: Callable[[Tree, Blended, Ctx], tuple[Tree, Tree, Report]]  # -> (update, state, report)
     init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
     watch: Callable[[Tree, Arrival], dict[str, Tensor]] = nothing  # per client [K, ...], scalars but for `keep`
     name: str = ""
     needs_mean: bool = False  # makes no sense after a blend that collects
-    plain: bool = False  # wants the unweighted mean too
-    serve: Callable[[Tree, Tree, Ctx, Rows | None], tuple[Tree, dict[str, Tensor]]] | None = None
-    notes: dict[str, int] = {}  # noqa: RUF012  what `serve` sends along: name -> numbers per client
-    row: Callable[[Tree], Tree] = nothing  # model -> leaves [1, ...]
-    keep: Callable[[Tree, Blended, Ctx], Tree] = nothing  # rows [n, ...] of blended.ids
+    uniform: bool = False  # wants the unweighted mean too
     receive: Callable[[Tree, Arrival], Arrival] | None = None  # changes arrivals before they are weighed and blended
-    reports: bool = False  # only reports: whatever it watched, it leaves the update as it is
-    check: Callable[["Method"], None] = lambda method: None  # refuse a method in which this step makes no sense
+    serving: Serving | None = None
+
+    @property
+    def looks(self) -> bool:
+        """Whether it looks at single updates, not at their mean alone."""
+        keeps = self.serving is not None and self.serving.keep is not nothing
+        return keeps or self.watch is not nothing or self.uniform or self.receive is not None
+
+
+class Meter(NamedTuple):
+    """Measures uploads as they come, and changes nothing."""
+
+    watch: Callable[[Parcel, Ctx], dict[str, Tensor]]  # per client [K, ...]
+    report: Callable[[dict[str, Tensor]], Report]  # of all that was seen, in id order
 
 
 class Weigh(NamedTuple):
@@ -132,22 +191,22 @@ class Weigh(NamedTuple):
     init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
     learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
     name: str = ""
-    positive: bool = False  # nobody ever counts nothing
+    looks: bool = True  # at updates; else weights are known beforehand, and stand on the host
 
 
 by_samples = Weigh(
-    of=lambda state, arrival: (arrival.notes["n"].double(), {}),
-    most=lambda ctx: float(ctx.here[1].sum()),
+    of=lambda state, arrival: (arrival.ctx.n.double(), {}),
+    most=lambda ctx: float(ctx.n.sum()),
     name="samples",
-    positive=True,
+    looks=False,
 )
-"""FedAvg's weights: how many samples each client reports."""
+"""FedAvg's weights: how many samples each client has."""
 
 evenly = Weigh(
-    of=lambda state, arrival: (torch.ones_like(arrival.notes["n"], dtype=torch.float64), {}),
+    of=lambda state, arrival: (torch.ones(len(arrival.ctx.ids), dtype=torch.float64), {}),
     most=lambda ctx: float(ctx.cohort),
     name="uniform",
-    positive=True,
+    looks=False,
 )
 """Every client counts the same."""
 
@@ -162,47 +221,48 @@ class Blend(NamedTuple):
     weigh: Weigh = by_samples
     collect: Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]] | None = None  # None: the weighted mean
     steps: tuple[Step, ...] = ()
+    meters: tuple[Meter, ...] = ()
     lenient: bool = False  # leave out arrivals that are not finite or far too large, instead of stopping the run
 
 
-class Apart(NamedTuple):
+Grow = Callable[[Tree, int, Ctx], tuple[Tree, Masks]]
+"""(tensors of one size, the size, ctx) -> tensors of full shape, and which part of each is covered."""
+
+
+class Partition(NamedTuple):
     """Tensors whose parts are averaged apart, each over those who have it: `[K, parts, *shape]` until all have come."""
 
     names: frozenset[str]
-    cut: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # (tensors of one size, size, ctx), as grow
-    join: Callable[[Kept, Tree, Blended], Blended]  # (the fit's state, model, mean parts) -> differences from the model
+    cut: Grow
+    join: Callable[[Remembered, Tree, Blended], Blended]  # (the fit's state, model, mean parts) -> differences
+
+
+class Resize(NamedTuple):
+    """How the server makes a client's model out of its own, and its own out of the clients'."""
+
+    shrink: Callable[[Remembered, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
+    grow: Grow
+    init: Callable[[Tree], Remembered] = nothing  # model -> what the server remembers: a decomposition
+    learn: Callable[[Remembered, Tree, Ctx], tuple[Remembered, Report]] = lambda state, model, ctx: (state, {})
+    increments: bool = False  # a client counts by what it made of what it was sent, not by what the model is beside it
+    partition: Partition | None = None  # in place of `grow`
 
 
 class Fit(NamedTuple):
-    """Client models of other sizes; the server keeps the full one.
+    """Client models of other sizes; the server keeps the full one. All K clients of a call have equal size."""
 
-    All K clients of a call have equal size, or sizes with one `room`: then their tensors have the shapes of that size,
-    with zeros around those that are smaller, and training leaves these zeros as they are.
-    """
-
-    sizes: Callable[[Ctx], Tensor]  # [K]: which size each client has
+    sizes: Callable[[Ctx], Tensor]  # [K], on the host: which size each client has
     layouts: tuple[Layout, ...]  # of every size
-    shrink: Callable[[Kept, Tree, int, Ctx], Tree]  # (state, full model, size, ctx) -> models of that size
-    grow: Callable[[Tree, int, Ctx], tuple[Tree, dict[str, Tensor | None]]]  # -> (full shape, coverage)
+    resize: Resize
     module: Callable[[nn.Module, int], nn.Module]  # the network of that size, from the full one
     names: tuple[str, ...] = ()  # what to call each size
-    init: Callable[[Tree], Kept] = nothing  # model -> what the server remembers: a decomposition
-    learn: Callable[[Kept, Tree, Ctx], tuple[Kept, Report]] = lambda state, model, ctx: (state, {})
-    room: tuple[int, ...] = ()  # by size: which one has room for its tensors; (): none may stand in another's
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
-    increments: bool = False  # a client counts by what it made of what it was sent, not by what the model is beside it
-    apart: Apart | None = None  # in place of `grow`
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
     check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
 
-    def joined(self, ctx: Ctx) -> bool:
-        """Whether these K clients differ in size."""
-        return len(set(self.sizes(ctx).tolist())) > 1
-
     def size(self, ctx: Ctx) -> int:
-        """The one whose shapes the tensors of these K clients have."""
-        first = int(self.sizes(ctx)[0])
-        return self.room[first] if self.joined(ctx) else first
+        """That of these K clients."""
+        return int(self.sizes(ctx)[0])
 
 
 class Phase(NamedTuple):
@@ -217,24 +277,69 @@ class Phase(NamedTuple):
     weight_decay: float = 0.0
     clip: float | None = None  # largest gradient norm
     prox: float = 0.0  # FedProx: prox / 2 * |w - w_start|^2 joins the loss
-    correct: bool = False  # SCAFFOLD: add the server's control variate and take off the client's, NAME.control
+    correct: bool = False  # add the lesson's `pull` to every gradient: SCAFFOLD
     frobenius: float = 0.0  # frobenius / 2 * |A B|^2 of every factored layer, instead of weight decay there
     trains: frozenset[str] | None = None  # None: every parameter
     holds: frozenset[str] = frozenset()  # tensors in which a weight that is zero stays zero: pruned ones
 
+    def steps_with(self, n: int) -> int:
+        """How many steps a client with n samples takes."""
+        return self.epochs * -(-n // self.batch) if self.steps is None else self.steps
+
+
+class Lesson(NamedTuple):
+    """What K clients are to do: leaves `[K, *shape]`, or `[1, *shape]` where all start alike."""
+
+    start: Tree
+    memory: Tree  # what their training remembers from earlier rounds
+    phases: tuple[Phase, ...]
+    anchor: Tree | None = None  # what FedProx's term draws to, where it is not the start
+    pull: Tree = {}  # noqa: RUF012  what is added to the gradients of phases that `correct`
+
+
+class Trained(NamedTuple):
+    """What came of it."""
+
+    after: Mapping[str, Tensor]
+    memory: Tree
+    notes: dict[str, Tensor]  # at least "loss", [K]
+
+
+Train = Callable[[Lesson, Ctx], Trained]
+
+
+class Wrap(NamedTuple):
+    """Something around local training: it changes the lesson, trains, perhaps once more, and adds to what came of it."""
+
+    around: Callable[[Train, tuple[Phase, ...]], Train]
+    phases: tuple[Phase, ...] = ()  # of its own training, if it has one
+
 
 class Local(NamedTuple):
+    """How a client trains."""
+
     phases: tuple[Phase, ...] = (Phase(),)
     buffers: str = "shared"  # "shared" | "own" (they stay with the client) | "static" (batch statistics only)
     init: Callable[[Layout], Tree] = nothing  # what a client's training remembers between rounds, leaves [1, ...]
     reset: bool = False  # forget it where the server has just written
-    second: tuple[Phase, ...] = ()  # of a second model, NAME.second, drawn to the first by `prox`; clients use it
+    wraps: tuple[Wrap, ...] = ()  # the last one is outermost
     lost: Callable[[Parcel, Tree], Tree] = lambda decoded, memory: memory  # what is remembered of a lost upload
     tune: Callable[[tuple[Phase, ...]], tuple[Phase, ...]] | None = None  # for evaluation, if not as in a round
+    used: Callable[[Tree], Tree] = lambda tree: tree  # which model a client uses, of the tensors that it has
+
+    @property
+    def wrapped_phases(self) -> tuple[Phase, ...]:
+        """Of what is put around local training."""
+        return tuple(phase for wrap in self.wraps for phase in wrap.phases)
+
+    def each_phase(self, change: Callable[[Phase], Phase]) -> "Local":
+        """The same with every phase changed, those of its wraps too."""
+        wraps = tuple(wrap._replace(phases=tuple(map(change, wrap.phases))) for wrap in self.wraps)
+        return self._replace(phases=tuple(map(change, self.phases)), wraps=wraps)
 
 
 class Privacy(NamedTuple):
-    """What a method promises its clients; `run/accountant.py` turns it into epsilon, `refuse_leaks` holds it up."""
+    """What a method promises its clients; `run/accountant.py` turns it into epsilon, the rules of the part hold it up."""
 
     noise: float  # its standard deviation on a sum of updates, by the largest length that one of them can have
     mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update
@@ -256,23 +361,25 @@ class Method(NamedTuple):
 
     layout: Layout
     share: Share
-    down: tuple[Codec, ...] = ()
     up: tuple[Codec, ...] = ()
     memory: bool = False  # error feedback over the whole uplink
     blend: Blend = Blend()
     fit: Fit | None = None
     local: Local = Local()
-    sizes: tuple["Method", ...] = ()  # with a fit: share and codecs over the layout of each size
-    size: int | None = None  # set in those
+    broadcast: Broadcast | None = None  # None: clients are sent values, and the model moves by the update itself
     extra: Callable[[Tree], Tree] = nothing  # model -> tensors that stand beside it, such as control variates
     privacy: Privacy | None = None
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
-    broadcast: Broadcast | None = None  # None: clients are sent values, and the model moves by the update itself
-    sure: bool = False  # no upload is ever lost
+    arrives: bool = False  # no upload is ever lost
     words: Words = fresh  # where its parts take secret randomness from; who runs the method gives it
     secret: bool = False  # whether one of them does
+    rules: tuple["Rule", ...] = ()  # what its parts refuse beside them; see `core.rules`
+    size: int | None = None  # set where this is the method as clients of one size see it
+    sizes: tuple["Method", ...] = ()  # with a fit: share and codecs over the layout of each size
 
 
+Rule = Callable[[Method], None]
+"""Raises a MethodError where a part makes no sense in this method."""
 Recipe = Callable[[Method], Method]
 
 
@@ -285,9 +392,6 @@ class Remade(NamedTuple):
     def __call__(self, method: Method) -> Method:
         return self.apply(method)
 
-
-Train = Callable[[Tree, Tree, Ctx], tuple[Trained, Tree, dict[str, Tensor]]]
-"""Local training of K clients: (start, memory, ctx) -> (after, memory, notes with at least 'loss')."""
 
 Gradient = Callable[[Tree], Tree]
 """Of the loss on the server's probe set, at this model: leaves `[1, *shape]`."""

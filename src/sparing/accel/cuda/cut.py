@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.gpu.places import block_of, in_rows, places_of
-from sparing.core.gpu.stretches import blocks_of
+from sparing.accel.cuda.places import block_of, in_rows, places_of
+from sparing.accel.cuda.stretches import blocks_of
 
 BLOCK = 4096
 

@@ -5,9 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx
+from sparing.core.context import Ctx
 from sparing.core.parcel import Parcel
-from sparing.core.protocols import Method
+from sparing.core.method import Method
 from sparing.core.wire import Later, plain_sizes, sizes_later
 
 

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx, hashes
+from sparing.core.context import Ctx
+from sparing.core.keys import hashes
+from sparing.core.operation import operation
 from sparing.core.tree import column, flat
 
 Words = Callable[[Ctx, str, int, Tensor | None], Tensor]
@@ -37,7 +39,7 @@ def fresh(ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
     if values is None:
         return hashes(ctx.keys(f"{PROCESS}/{tag}"), n)
     k = len(ctx.ids)
-    return torch.frombuffer(bytearray(os.urandom(8 * k * n)), dtype=torch.int64).reshape(k, n).to(ctx.ids.device)
+    return torch.frombuffer(bytearray(os.urandom(8 * k * n)), dtype=torch.int64).reshape(k, n).to(ctx.device)
 
 
 def noise(words: Words, ctx: Ctx, tag: str, x: Tensor, scale_K: Tensor) -> Tensor:
@@ -49,7 +51,7 @@ def noise(words: Words, ctx: Ctx, tag: str, x: Tensor, scale_K: Tensor) -> Tenso
 def normal(words: Words, ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
     """`[K, n]` float64, independent standard normal numbers."""
     if n == 0:
-        return torch.zeros(len(ctx.ids), 0, dtype=torch.float64, device=ctx.ids.device)
+        return torch.zeros(len(ctx.ids), 0, dtype=torch.float64, device=ctx.device)
     drawn = words(ctx, tag, n + n % 2, values)
     return torch.cat([from_words(row[None], n) for row in drawn])
 
@@ -82,9 +84,10 @@ def log(u: Tensor) -> Tensor:
     return series(LOG, s * s).mul_(s) + e * math.log(2)
 
 
+@operation
 def root(x: Tensor) -> Tensor:
-    """Correctly rounded, as a GPU's is; torch's own on a CPU is not always."""
-    return x.sqrt() if x.is_cuda else torch.from_numpy(np.sqrt(x.numpy()))
+    """Correctly rounded, as NumPy's is; torch's own is not always."""
+    return torch.from_numpy(np.sqrt(x.cpu().numpy())).to(x.device)
 
 
 def series(c: list[float], x: Tensor) -> Tensor:

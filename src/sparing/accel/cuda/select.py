@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.gpu.draws import word
-from sparing.core.gpu.stretches import blocks_of
+from sparing.accel.cuda.draws import word
+from sparing.accel.cuda.stretches import blocks_of
 from sparing.core.keys import GOLDEN
 
 BLOCK, TILE = 1 << 16, 1 << 11

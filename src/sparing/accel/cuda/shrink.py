@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.gpu.places import block_of
-from sparing.core.gpu.stretches import blocks_of
-from sparing.core.gpu.sums import folded
+from sparing.accel.cuda.places import block_of
+from sparing.accel.cuda.stretches import blocks_of
+from sparing.accel.cuda.sums import folded
 from sparing.core.reduce import cut_of
 
 BLOCK = 1024

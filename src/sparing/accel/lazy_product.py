@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from sparing.core.gpu import ready
+from sparing.accel.cuda import ready
 
 
 class Product(Tensor):
@@ -105,7 +105,7 @@ def factors(x: Tensor) -> TypeGuard[Product]:
 def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
     """`left [K, r, out]` times weights as three numbers in bfloat16 each, `[K r, 3 out]`: all the bits of a float32."""
     if ready(left):
-        from sparing.core.gpu.fold import in_thirds as at_once
+        from sparing.accel.cuda.fold import in_thirds as at_once
 
         return at_once(left, weight_K)
     rest, thirds = (left.float() * weight_K.float()[:, None, None]).flatten(0, 1), []

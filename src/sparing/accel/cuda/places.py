@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.gpu import carried
+from sparing.core.ops import place
 from sparing.core.tree import row_of
 
 

@@ -1,0 +1,92 @@
+"""The grid on which all partial sums of a round agree, so that adding is exact.
+
+Every tensor has a largest update, a power of two that follows from its largest weight; weights of clients lie on a grid
+of their own, so that their sums are exact too.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from sparing.core.context import Ctx
+from sparing.core.errors import TrainingError, UploadError
+from sparing.core.ops import bounds, constants
+from sparing.core.tree import Tree
+
+REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
+COUNTS = 2.0**32  # largest update of an integer tensor
+MANTISSA = (1 << 52) - 1  # the bits of a float64 below its exponent
+WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
+
+
+class Grid:
+    """The largest update of each tensor of a model, and what the weights of a cohort add up to at most."""
+
+    def __init__(self, model: Tree, total_weight: float):
+        self.scale = power_above(total_weight)
+        self.places = {name: i for i, name in enumerate(model)}
+        self.limits = update_limits(model) if model else torch.zeros(0)  # [tensors] float64
+
+    def limit(self, name: str) -> Tensor:
+        """The largest update of this tensor, a power of two."""
+        return self.limits[self.places[name]]
+
+    def shares(self, weight_K: Tensor, ctx: Ctx) -> Tensor:
+        """Weights as parts of the scale, float64."""
+        fine_K = (weight_K >= 0) & (weight_K <= self.scale)
+
+        def too_heavy() -> TrainingError:
+            k = int((~fine_K).nonzero()[0])
+            return TrainingError(
+                f"client {int(ctx.ids[k])} was given weight {float(weight_K[k]):.3g}; weights lie between 0 and "
+                f"{self.scale:.3g}, what a cohort may add up to: check the samples it reported and the weighting"
+            )
+
+        ctx.require(fine_K, too_heavy)
+        return (weight_K.double() * (1 / self.scale / WEIGHT_GRID)).round_().mul_(WEIGHT_GRID)  # powers of two: exact
+
+    def require_within(self, update: Tree, ctx: Ctx) -> None:
+        """Every update must be finite and no larger than its limit."""
+        names = list(update)
+        limits = self.limits[constants(tuple(self.places[name] for name in names), self.limits.device)]
+        within = bounds(update) <= limits
+
+        def too_large() -> UploadError:
+            return self.offender(update, names[int((~within).nonzero()[0])], ctx)
+
+        if names:
+            ctx.require(within, too_large)
+
+    def offender(self, update: Tree, name: str, ctx: Ctx) -> UploadError:
+        """Whose update of this tensor is too large."""
+        sizes, limit = bounds({str(k): row for k, row in enumerate(update[name])}).tolist(), float(self.limit(name))
+        bad = [k for k, size in enumerate(sizes) if not size <= limit]
+        k = bad[0] if bad else max(range(len(sizes)), key=sizes.__getitem__)
+        return beyond_grid(int(ctx.ids[k]), sizes[k], name, limit, ctx)
+
+
+def beyond_grid(client: int, size: float, name: str, limit: float, ctx: Ctx) -> UploadError:
+    return UploadError.of(
+        client,
+        f"client {client} sent an update of size {size:.3g} for {name!r} in round {ctx.round}, beyond {limit:.3g}; "
+        "lower local.lr or set local.clip",
+    )
+
+
+def power_above(x: float) -> float:
+    return 2.0 ** math.ceil(math.log2(max(x, 1.0)))
+
+
+def update_limits(model: Tree) -> Tensor:
+    """The largest update of every tensor of this model.
+
+    >>> update_limits({"w": torch.tensor([[3.0]]), "n": torch.tensor([[3]])}).tolist() == [REACH * 4, COUNTS]
+    True
+    """
+    bits = bounds(model).clamp(min=1.0).view(torch.int64)
+    found = bits.add_(MANTISSA).bitwise_and_(~MANTISSA).view(torch.float64).mul_(REACH)  # the next power of two
+    counts = tuple(i for i, x in enumerate(model.values()) if not x.is_floating_point())
+    if counts:
+        found.index_fill_(0, constants(counts, found.device), COUNTS)
+    return found
