@@ -13,7 +13,7 @@ from sparing.core.tree import Layout, expand, layout_of, tree_of
 from sparing.parts import prune
 from sparing.task.build import build_task
 from sparing.task.clients import Clients
-from sparing.task.local import train
+from sparing.train.local import train
 from support import make_ctx, small_layout, small_net
 
 LAYOUT = small_layout()

@@ -14,8 +14,8 @@ from sparing.core.tree import Layout, expand, flat, take
 from sparing.engines.stale import Stale
 from sparing.parts.masks import counts
 from sparing.recipes.psfed import psfed
-from sparing.task.gradient import gradient
-from sparing.task.losses import squared_error
+from sparing.train.gradient import gradient
+from sparing.train.losses import squared_error
 from support import make_ctx, random_tree
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}

@@ -9,13 +9,13 @@ from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.task.evaluate import evaluate, evaluate_all
-from sparing.task.local import default_path, train
-from sparing.task.losses import cross_entropy
 from sparing.task.models import MODELS, network, register
 from sparing.task.models.norms import norm2d
 from sparing.task.models.resnet import Basic, Bottleneck, resnet
 from sparing.task.models.vgg import vgg
+from sparing.train.evaluate import evaluate, evaluate_all
+from sparing.train.local import default_path, train
+from sparing.train.losses import cross_entropy
 
 CIFAR, IMAGENET, MNIST = (3, 32, 32), (3, 224, 224), (1, 28, 28)
 COUNTS = [

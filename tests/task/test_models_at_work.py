@@ -12,8 +12,8 @@ from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.task.local import train
-from sparing.task.losses import cross_entropy, squared_error
+from sparing.train.local import train
+from sparing.train.losses import cross_entropy, squared_error
 
 BOTH = pytest.mark.parametrize("path", ["loop", "stacked"])
 

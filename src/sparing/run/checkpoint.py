@@ -24,7 +24,7 @@ from sparing.core.errors import CheckpointError
 from sparing.core.tree import Tree
 from sparing.run.files import replacing
 
-VERSION = "2"
+VERSION = "3"
 BLANK = "0" * 64
 OPENING = b'{"__metadata__":{"head":"'
 DTYPES = {
@@ -89,8 +89,8 @@ def loaded(file: BinaryIO, path: str | Path) -> tuple[Tree, dict[str, Any]]:
     known = head.pop("__metadata__")
     if known["version"] != VERSION:
         raise CheckpointError(
-            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}; "
-            "resume with the release that wrote it"
+            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}: what was "
+            "called path loop is loop-fast now, and loop has other bits; resume with the release that wrote it"
         )
     size = max((entry["data_offsets"][1] for entry in head.values()), default=0)
     found = os.fstat(file.fileno()).st_size - file.tell()
