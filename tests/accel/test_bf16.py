@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 import sparing
+from sparing.accel.train_cpu import held_steps as held
+from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.accel.train_cpu.held_steps import Held
 from sparing.core.errors import ConfigError
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import tree_of
 from sparing.parts.lowrank import resized_module
-from sparing.task import held, outer
 from sparing.task.clients import Clients
 from sparing.task.models import network
 from sparing.train.local import train
@@ -74,7 +75,7 @@ def data() -> Clients:
 
 
 def trained(
-    model, precision="bf16", path="loop", who=(0, 1, 2), phase=None, phases=(), start=None, loss=cross_entropy
+    model, precision="bf16", path="loop-fast", who=(0, 1, 2), phase=None, phases=(), start=None, loss=cross_entropy
 ):  # fmt: skip
     clients, ids = data(), torch.tensor(who)
     ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=clients.count[ids], clients=3, samples=46)
@@ -269,12 +270,12 @@ def test_implicit_goes_back_in_bfloat16(monkeypatch):
 
 
 def test_stacked_is_refused():
-    with pytest.raises(ConfigError, match="trains in float32, but precision is bf16: use 'loop' or 'implicit'"):
+    with pytest.raises(ConfigError, match="trains in float32, but precision is bf16: use 'loop-fast' or 'implicit'"):
         trained(built("a chain"), path="stacked")
 
 
 @pytest.mark.filterwarnings("ignore:plan.precision is bf16, for which this processor")
-@pytest.mark.parametrize("path", ["loop", "implicit"])
+@pytest.mark.parametrize("path", ["loop-fast", "implicit"])
 def test_a_run_learns_as_much(path, tmp_path):
     task, study = {"clients": 20, "model": "mlp"}, {"rounds": 8, "sample": 10, "seed": 1}
     whole, half = (
@@ -292,7 +293,7 @@ def test_a_run_that_was_broken_off_goes_on_in_bfloat16(tmp_path):
         if record.round == 2:
             raise KeyboardInterrupt
 
-    study = {"rounds": 4, "sample": 5, "seed": 1, "checkpoint": 1, "plan": {"path": "loop", "precision": "bf16"}}
+    study = {"rounds": 4, "sample": 5, "seed": 1, "checkpoint": 1, "plan": {"path": "loop-fast", "precision": "bf16"}}
     task = {"clients": 10, "model": "mlp"}
     whole = sparing.run(task, "topk+memory", **study)
     with pytest.raises(KeyboardInterrupt):

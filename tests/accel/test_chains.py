@@ -8,13 +8,13 @@ from torch import nn
 
 from sparing.accel.train_cpu import chains as chain
 from sparing.accel.train_cpu.chains import Chain
-from sparing.train.working_copy import working_copy
+from sparing.accel.train_cpu.fast_copy import fast_copy
 
 CPU = torch.device("cpu")
 
 
 def copied(model: nn.Module) -> nn.Module:
-    return working_copy(model, CPU, stacked=False, static=False).module
+    return fast_copy(model, CPU, static=False).work.module
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -70,7 +70,7 @@ def test_chains_that_are_looked_into_stay_as_they_are():
 
 def test_dropout_before_a_flattening_gives_what_can_be_flattened_as_it_is():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Dropout(0.3), nn.Flatten(), nn.Dropout(0.3))
-    work = working_copy(model, CPU, stacked=False, static=False)
+    work = fast_copy(model, CPU, static=False).work
     for flat in (True, False):
         work.module[1].flat = flat
         work.step.begin(5)

@@ -7,13 +7,13 @@ from torch import nn
 
 from sparing.accel.train_cpu import convolutions as conv
 from sparing.accel.train_cpu.convolutions import UnfoldedConv, is_small
-from sparing.train.working_copy import working_copy
+from sparing.accel.train_cpu.fast_copy import fast_copy
 
 CPU = torch.device("cpu")
 
 
 def copied(model: nn.Module) -> nn.Module:
-    return working_copy(model, CPU, stacked=False, static=False).module
+    return fast_copy(model, CPU, static=False).work.module
 
 
 LAYERS = {
@@ -45,7 +45,7 @@ LAID = torch.contiguous_format, torch.channels_last
 @pytest.mark.parametrize("weights", LAID)
 @pytest.mark.parametrize("images", LAID)
 def test_values_and_gradients_whatever_the_order_of_axes(name, dtype, few, weights, images, monkeypatch):
-    monkeypatch.setattr(conv, "FEW", few)
+    monkeypatch.setattr(conv, "FEW_UNFOLDED", few)
     layer = copied(LAYERS[name].to(dtype)).to(memory_format=weights)
     g = torch.Generator().manual_seed(0)
     x = torch.randn(5, LAYERS[name].in_channels, 6, 7, generator=g, dtype=dtype)
@@ -66,7 +66,7 @@ def test_values_and_gradients_whatever_the_order_of_axes(name, dtype, few, weigh
 @pytest.mark.parametrize("shape", [(2, 1, 4, 2), (1, 2, 1, 1), (2, 3, 1, 1), (2, 3, 1, 4), (1, 3, 4, 1)])
 @pytest.mark.parametrize("moved", [(0, 1, 2, 3), (0, 3, 1, 2), (0, 1, 3, 2)])
 def test_images_of_odd_shapes_and_orders(few, weights, shape, moved, monkeypatch):
-    monkeypatch.setattr(conv, "FEW", few)
+    monkeypatch.setattr(conv, "FEW_UNFOLDED", few)
     layer = copied(nn.Conv2d(shape[1], 4, (3, 2), padding=1).double()).to(memory_format=weights)
     back = [moved.index(axis) for axis in range(4)]
     x = torch.arange(torch.Size(shape).numel()).double().view(shape).cos()
@@ -78,7 +78,7 @@ def test_images_of_odd_shapes_and_orders(few, weights, shape, moved, monkeypatch
 
 
 def test_what_is_small_is_counted_in_unfolded_values(monkeypatch):
-    monkeypatch.setattr(conv, "FEW", 2 * 3 * 4 * 4 * 9)
+    monkeypatch.setattr(conv, "FEW_UNFOLDED", 2 * 3 * 4 * 4 * 9)
     x = torch.zeros(2, 3, 4, 4)
     assert is_small(x, nn.Conv2d(3, 1, 3))
     assert not is_small(torch.zeros(3, 3, 4, 4), nn.Conv2d(3, 1, 3))

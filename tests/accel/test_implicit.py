@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import sparing
-from sparing.accel.train_cpu.implicit import can_imply, history, most_visits
+from sparing.accel.train_choice import fastest_path
+from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.fold import terms
 from sparing.core.keys import Ctx
@@ -18,8 +19,8 @@ from sparing.core.protocols import Local, Phase
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.clients import Clients
 from sparing.train.augment import augments
-from sparing.train.keyed_layers import Step
-from sparing.train.local import default_path, train
+from sparing.train.keyed_layers import KeyedStep
+from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
 SIZES = [20, 1, 60, 10, 33, 2, 11]
@@ -153,7 +154,7 @@ def test_a_client_does_not_notice_the_others():
 
 
 def test_draws_of_several_clients_are_those_of_each():
-    keys, step, one = torch.tensor([3, -8, 11]), Step(), Step()
+    keys, step, one = torch.tensor([3, -8, 11]), KeyedStep(), KeyedStep()
     step.begin(keys)
     drawn = [step.uniform(12), step.uniform(6)]
     for k, key in enumerate(keys):
@@ -226,14 +227,14 @@ def test_samples_that_are_not_rows_are_refused():
 
 def test_it_is_chosen_where_clients_visit_few_samples():
     few, many = Local((Phase(epochs=5),)), Local((Phase(epochs=5), Phase(epochs=6)))
-    assert default_path(plain(), "cpu", few, 30) == "implicit"
-    assert default_path(plain(), "cpu", few, 31) == "stacked"
-    assert default_path(plain(), "cpu", many, 30) == "stacked"
-    assert default_path(plain(), "cpu", Local((Phase(steps=15),)), 1000) == "implicit"
-    assert default_path(plain(), "cuda", few, 30) == "stacked"
-    assert default_path(OTHERS["norm"](), "cpu", few, 30) == "stacked"
+    assert fastest_path(plain(), "cpu", few, 30) == "implicit"
+    assert fastest_path(plain(), "cpu", few, 31) == "stacked"
+    assert fastest_path(plain(), "cpu", many, 30) == "stacked"
+    assert fastest_path(plain(), "cpu", Local((Phase(steps=15),)), 1000) == "implicit"
+    assert fastest_path(plain(), "cuda", few, 30) == "stacked"
+    assert fastest_path(OTHERS["norm"](), "cpu", few, 30) == "stacked"
     assert most_visits(Local((Phase(steps=15),)), 3) == 45
-    assert history(plain(), few, 30) == 150 * (6 + 16 + 16 + 3) * 4
+    assert history_bytes(plain(), few, 30) == 150 * (6 + 16 + 16 + 3) * 4
 
 
 def task_of(model: nn.Module) -> sparing.Task:

@@ -7,16 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparing.accel.keyed_classes import stacked_copy
+from sparing.accel.train_cpu import chains as chain
+from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.accel.train_cpu.convolutions import UnfoldedConv, has_few_places, recast_convolutions
-from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, descend, is_plain, product, ready
+from sparing.accel.train_cpu.fast_copy import fast_copy
+from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain, moving_by_factors
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, tree_of
-from sparing.task import chain, outer
 from sparing.task.clients import Clients
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
-from sparing.train.working_copy import working_copy
 
 CLOSE = 1e-12  # in float64, after a dozen steps
 
@@ -137,7 +139,7 @@ def trained(model, monkeypatch, large: int, phase: Phase) -> dict:
     ]
     data, ids = Clients.of(pairs), torch.arange(2)
     ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=2, samples=27)
-    return dict(train(model, cross_entropy, data, Local((phase, phase)), tree_of(model), ctx)[0])
+    return dict(train(model, cross_entropy, data, Local((phase, phase)), tree_of(model), ctx, "loop-fast")[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -158,7 +160,7 @@ def test_within_a_millionth_in_single_precision(monkeypatch):
     seen = []
     for large in (1 << 40, 1):
         monkeypatch.setattr(outer, "LARGE", large)
-        seen.append(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)[0])
+        seen.append(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx, "loop-fast")[0])
     for key, x in seen[0].items():
         assert torch.allclose(seen[1][key], x, rtol=0, atol=1e-6), key
 
@@ -184,14 +186,14 @@ def test_only_plain_sgd_is_taken_so(name):
 def test_layers_that_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     model = nn.Sequential(nn.Linear(6, 8), nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 3))
-    work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
-    assert work.outer == [work.module[0], work.module[2]]
-    assert not working_copy(model, torch.device("cpu"), stacked=True, static=False).outer
+    work, outer_layers, _ = fast_copy(model, torch.device("cpu"), static=False)
+    assert outer_layers == [work.module[0], work.module[2]]
+    assert type(stacked_copy(model, torch.device("cpu"), static=False).module[0]) is nn.Linear
     work.module[2].weight.requires_grad_(False)
-    assert ready(work.outer, Phase()) == [work.module[0]]
-    assert not ready(work.outer, Phase(momentum=0.5))
+    assert moving_by_factors(outer_layers, Phase()) == [work.module[0]]
+    assert not moving_by_factors(outer_layers, Phase(momentum=0.5))
     monkeypatch.setattr(outer, "LARGE", 49)
-    assert not working_copy(model, torch.device("cpu"), stacked=False, static=False).outer
+    assert not fast_copy(model, torch.device("cpu"), static=False).outer
 
 
 @pytest.mark.parametrize("laid", [torch.contiguous_format, torch.channels_last])
@@ -205,7 +207,7 @@ def test_convolutions_move_by_factors_where_places_are_few(images, how, laid):
     x = torch.randn(images, 2, 3, 4, generator=g, dtype=torch.float64).requires_grad_()
     assert has_few_places(x, layer) == few
     x_plain, *wanted = torch.autograd.grad(plain(x).cos().sum(), [x, *plain.parameters()])
-    ready([layer], Phase(lr=0.5))
+    moving_by_factors([layer], Phase(lr=0.5))
     x_ours, weight, bias = torch.autograd.grad(layer(x).cos().sum(), [x, *layer.parameters()], allow_unused=True)
     assert (weight is None) == few
     assert torch.allclose(x_ours, x_plain, atol=CLOSE)
@@ -229,7 +231,7 @@ def test_no_gradient_of_the_weight_is_formed(alone):
     layer.__class__ = OuterLinear
     layer.alone = alone
     asked: list = []
-    ready([layer], Phase(lr=0.5))
+    moving_by_factors([layer], Phase(lr=0.5))
     handle = layer.weight.register_hook(lambda grad: asked.append(grad))
     loss = layer(torch.ones(2, 4)).sum()
     before = layer.weight.detach().clone()
@@ -271,7 +273,7 @@ SEEN = {
 def test_whose_weights_nothing_else_looks_at(name, monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     make, alone = SEEN[name]
-    work = working_copy(make(), torch.device("cpu"), stacked=False, static=False)
+    work = fast_copy(make(), torch.device("cpu"), static=False)
     assert {layer.alone for layer in work.outer} <= {alone}
     assert not alone or work.outer
 
@@ -284,7 +286,7 @@ def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     for alone in (True, False):
         monkeypatch.setattr(outer, "is_transparent", lambda model, alone=alone: alone)
-        bits.append(sha256(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)[0]))
+        bits.append(sha256(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx, "loop-fast")[0]))
     assert bits[0] == bits[1]
 
 
@@ -296,14 +298,14 @@ def test_products_are_those_of_torch(rows, turned):
     weight = torch.randn(300, 70, generator=g).T if turned else torch.randn(70, 300, generator=g)
     with torch.no_grad():
         for b in (bias, None):
-            assert torch.allclose(product(x, weight, b), F.linear(x, weight, b), rtol=1e-5, atol=1e-4)
-    assert product(x, weight.requires_grad_()).requires_grad
+            assert torch.allclose(dense_product(x, weight, b), F.linear(x, weight, b), rtol=1e-5, atol=1e-4)
+    assert dense_product(x, weight.requires_grad_()).requires_grad
 
 
 def test_in_lower_precision_the_layer_is_torchs_own():
     layer = nn.Linear(4, 3)
     layer.__class__ = OuterLinear
-    ready([layer], Phase())
+    moving_by_factors([layer], Phase())
     with torch.autocast("cpu", torch.bfloat16):
         loss = layer(torch.ones(2, 4)).float().sum()
     before = layer.weight.detach().clone()
@@ -321,7 +323,7 @@ def test_gradients_reach_pooling_in_its_own_order_of_axes(monkeypatch):
 
     for turned in (5 * 4 * 9, 5 * 4 * 9 + 1):  # values that come out of the pooling
         monkeypatch.setattr(chain, "TURNED", turned)
-        work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
+        work = fast_copy(model, torch.device("cpu"), static=False).work
         work.module[1].register_forward_hook(looks)
         x = torch.ones(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
         grads.append(torch.autograd.grad(work.module(x).square().sum(), list(work.module.parameters())))
@@ -340,7 +342,8 @@ def test_who_is_laid_out_channels_last():
         (made(nn.BatchNorm2d(wide), wide), True),
         (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), False),
     ):
-        work = working_copy(model, torch.device("cpu"), stacked=False, static=False)
-        assert work.channels_last == last
+        work = fast_copy(model, torch.device("cpu"), static=False).work
+        images = torch.zeros(2, 3, 4, 5)
+        assert work.lay_out(images).is_contiguous(memory_format=torch.channels_last) == last
         conv = work.module[0]
         assert isinstance(conv, nn.Flatten) or conv.weight.is_contiguous(memory_format=torch.channels_last) == last

@@ -7,9 +7,10 @@ from torch import nn
 
 from sparing.accel.train_cuda import captured
 from sparing.core.protocols import Local, Phase
+from sparing.train.lesson import Lesson
 
 
-def plan(steps: int, k: int) -> SimpleNamespace:
+def table(steps: int, k: int) -> SimpleNamespace:
     places = torch.zeros(steps, k, 4, dtype=torch.int64)
     return SimpleNamespace(
         order=torch.arange(k), alive=[k] * steps, full=[True] * steps, width=[4] * steps, places=places
@@ -20,17 +21,16 @@ def rooms(monkeypatch, cohorts: list[tuple[int, int]]) -> tuple[list, list]:
     """The room, steps and clients, of every recording made for such chunks, and of the one that each was given."""
     made = []
 
-    def record(model, loss, data, phase, static, plan, k, steps, padded, *rest):
+    def record(lesson, phase, table, k, steps, padded, state):
         made.append((steps, k))
         return SimpleNamespace(k=k, steps=steps, real=torch.ones(1) if padded else None)
 
     monkeypatch.setattr(captured, "Recording", record)
-    model, device = nn.Linear(2, 2), torch.device("cpu")
+    start = {"w": torch.zeros(1, 2)}
+    lesson = Lesson(nn.Linear(2, 2), len, None, Local(), start, None, {}, precision="bf16")
     used = []
     for steps, k in cohorts:
-        one = captured.recording(
-            model, len, None, Local(), Phase(), plan(steps, k), {"w": torch.zeros(1, 2)}, device, "bf16"
-        )
+        one = captured._recording(lesson, Phase(), table(steps, k), start)
         assert one.k >= k
         assert one.steps >= steps
         used.append((one.steps, one.k))

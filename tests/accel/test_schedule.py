@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from torch.nn.functional import pad
 
 import sparing.accel.train_stacked.schedule as schedule
-from sparing.accel.train_stacked.schedule import plan_of, reported
+from sparing.accel.train_stacked.schedule import reported_losses, step_table
 from sparing.core.errors import TrainingError
 from sparing.core.keys import Ctx, hashes
 from sparing.core.protocols import Phase
 from sparing.task.clients import Clients
 from sparing.train.augment import flip
 from sparing.train.batches import batches, counted_from, shuffle_keys
-from sparing.train.keyed_layers import drop_keys
+from sparing.train.keyed_layers import dropout_keys
 
 CPU = torch.device("cpu")
 
@@ -40,33 +40,33 @@ phases = st.one_of(
 def check(counts: list[int], ids: list[int], phase: Phase) -> None:
     data = clients(counts)
     ctx, n = context(data, ids), [counts[i] for i in ids]
-    plan = plan_of(data, phase, 1, ctx, CPU)
+    table = step_table(data, phase, 1, ctx, CPU)
     shuffles = shuffle_keys(ctx, 1, phase, n)
     tables = [batches(shuffles[:, k], phase, n[k]) for k in range(len(ids))]
-    order = plan.order.tolist()
+    order = table.order.tolist()
     assert order == sorted(range(len(ids)), key=lambda k: -len(tables[k]))
-    assert len(plan.alive) == max(map(len, tables))
-    assert [int(m) for m in plan.alive] == [sum(len(t) > s for t in tables) for s in range(len(plan.alive))]
+    assert len(table.alive) == max(map(len, tables))
+    assert [int(m) for m in table.alive] == [sum(len(t) > s for t in tables) for s in range(len(table.alive))]
     for place, k in enumerate(order):
         for t, wanted in enumerate(tables[k]):
-            wanted = pad(wanted, (0, plan.places.shape[2] - len(wanted)), value=-1)
+            wanted = pad(wanted, (0, table.places.shape[2] - len(wanted)), value=-1)
             visited = wanted[wanted >= 0]
-            assert plan.real[t, place].tolist() == (wanted >= 0).tolist()
+            assert table.real[t, place].tolist() == (wanted >= 0).tolist()
             padded = torch.where(wanted >= 0, wanted, wanted[0])
-            assert torch.equal(plan.places[t, place] - data.start[ids[k]], padded)
-            assert plan.counts[t, place] == (len(visited) if t >= counted_from(phase, n[k]) else 0)
-        assert not plan.counts[len(tables[k]) :, place].any()
-        assert not plan.real[len(tables[k]) :, place].any()
-        drops, views = drop_keys(ctx, 1)[k : k + 1], ctx.keys("augment/1")[k : k + 1]
-        assert torch.equal(plan.keys[:, place], hashes(drops, len(plan.alive))[0])
-        assert torch.equal(plan.views[:, place], hashes(views, len(plan.alive))[0])
-    for t, m in enumerate(plan.alive):
-        sizes = plan.real[t, :m].sum(1)
-        assert plan.width[t] == int(sizes.max())
-        assert plan.full[t] == bool((sizes == sizes.max()).all())
-    assert plan.places.shape[2] == min(phase.batch, max(n)), "no room that nobody's samples fill"
-    assert int(plan.places.min()) >= 0
-    assert int(plan.places.max()) < len(data.y)
+            assert torch.equal(table.places[t, place] - data.start[ids[k]], padded)
+            assert table.counts[t, place] == (len(visited) if t >= counted_from(phase, n[k]) else 0)
+        assert not table.counts[len(tables[k]) :, place].any()
+        assert not table.real[len(tables[k]) :, place].any()
+        drops, views = dropout_keys(ctx, 1)[k : k + 1], ctx.keys("augment/1")[k : k + 1]
+        assert torch.equal(table.keys[:, place], hashes(drops, len(table.alive))[0])
+        assert torch.equal(table.views[:, place], hashes(views, len(table.alive))[0])
+    for t, m in enumerate(table.alive):
+        sizes = table.real[t, :m].sum(1)
+        assert table.width[t] == int(sizes.max())
+        assert table.full[t] == bool((sizes == sizes.max()).all())
+    assert table.places.shape[2] == min(phase.batch, max(n)), "no room that nobody's samples fill"
+    assert int(table.places.min()) >= 0
+    assert int(table.places.max()) < len(data.y)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,7 +94,7 @@ def test_samples_are_shuffled_alike_wherever_they_are(few, monkeypatch):
     monkeypatch.setattr(schedule, "FEW", few)
     data = clients([20, 1, 33, 7, 60])
     ctx, phase = context(data, [4, 0, 3, 1, 2]), Phase(epochs=3, batch=8)
-    here, there = plan_of(data, phase, 1, ctx, CPU), plan_of(data.to("cuda"), phase, 1, ctx, torch.device("cuda"))
+    here, there = step_table(data, phase, 1, ctx, CPU), step_table(data.to("cuda"), phase, 1, ctx, torch.device("cuda"))
     assert there.places.is_cuda
     for name in ("places", "real", "keys", "views", "counts", "order"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name)), name
@@ -110,12 +110,12 @@ def test_words_beyond_a_client_s_samples_do_not_disturb_its_order():
 def test_losses_come_back_in_the_order_of_the_clients():
     data, phase = clients([5, 25]), Phase(epochs=2, batch=10)
     ctx = context(data, [0, 1])
-    plan = plan_of(data, phase, 0, ctx, CPU)
-    assert plan.order.tolist() == [1, 0]
+    table = step_table(data, phase, 0, ctx, CPU)
+    assert table.order.tolist() == [1, 0]
     seen = torch.zeros(6, 2, dtype=torch.float64)
     seen[3:, 0] = torch.tensor([1.0, 2.0, 4.0])  # the last epoch of client 1: 10, 10 and 5 samples
     seen[:2, 1] = torch.tensor([7.0, 3.0])
-    assert torch.allclose(reported(seen, plan, phase, 0, ctx), torch.tensor([3.0, 2.0], dtype=torch.float64))
+    assert torch.allclose(reported_losses(seen, table, phase, 0, ctx), torch.tensor([3.0, 2.0], dtype=torch.float64))
     seen[4, 0] = float("nan")
     with pytest.raises(TrainingError, match="client 1, round 2: the training loss became nan at step 5 of phase 1"):
-        reported(seen, plan, phase, 0, ctx)
+        reported_losses(seen, table, phase, 0, ctx)

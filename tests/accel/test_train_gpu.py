@@ -13,14 +13,14 @@ from sparing.task.clients import Clients
 from sparing.task.models.resnet import Basic, resnet
 from sparing.train.augment import augments
 from sparing.train.evaluate import evaluate
-from sparing.train.gradient import gradient
+from sparing.train.gradient import gradient_at
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_training_and_evaluation_agree_with_the_cpu(path, where):
     model = nn.Sequential(
@@ -53,7 +53,7 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
     assert torch.allclose(shared["loss"], evaluate(model, cross_entropy, tree_of(model), data, ids)["loss"])
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
     g = torch.Generator().manual_seed(0)
@@ -86,7 +86,7 @@ def test_the_gradient_on_a_probe_set_agrees_with_the_cpu():
 
     g = torch.Generator().manual_seed(0)
     net, x, y = Net().double(), torch.randn(600, 4, 3, generator=g).double(), torch.randint(3, (600,), generator=g)
-    wanted = gradient(net, cross_entropy, tree_of(net), x, y)
-    found = gradient(net, cross_entropy, to(tree_of(net), "cuda"), x.cuda(), y.cuda())
+    wanted = gradient_at(net, cross_entropy, tree_of(net), x, y)
+    found = gradient_at(net, cross_entropy, to(tree_of(net), "cuda"), x.cuda(), y.cuda())
     for name, value in wanted.items():
         assert torch.allclose(found[name].cpu(), value, rtol=1e-9, atol=1e-12), name

@@ -15,7 +15,7 @@ from sparing.task.clients import Clients
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy, squared_error
 
-BOTH = pytest.mark.parametrize("path", ["loop", "stacked"])
+BOTH = pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 
 
 def cohort(sizes=(5, 20, 1)) -> Clients:

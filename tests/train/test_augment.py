@@ -61,7 +61,7 @@ def test_bytes_stay_bytes_and_train_like_floats():
     floats = replace(data, x=prepared(data.x))
     assert data.x.dtype == torch.uint8
     assert (float(floats.x.min()), float(floats.x.max())) == (0, 1)
-    for path in ("loop", "stacked"):
+    for path in ("loop", "loop-fast", "stacked"):
         assert sha256(trained(data, path)) == sha256(trained(floats, path))
     model, ids = net(), torch.arange(3)
     for tree in (tree_of(model), trained(data)):

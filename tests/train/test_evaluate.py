@@ -7,10 +7,12 @@ from torch import nn
 
 from sparing.core.tree import cat, sha256, to, tree_of
 from sparing.task.clients import Clients
-from sparing.train.evaluate import COPIES, WIDE, evaluate, evaluate_all
+from sparing.train.evaluate import evaluate, evaluate_all
 from sparing.train.losses import cross_entropy, squared_error
+from sparing.train.paths import path_called
 
 SIZES = [4, 0, 1, 700]
+WIDTH = 2048
 
 
 def net() -> nn.Module:
@@ -78,7 +80,9 @@ def test_float_targets_have_no_accuracy():
     assert bool(out["accuracy"].isnan().all())
     assert bool(out["loss"].isfinite().all())
     two = {name: x.expand(2, *x.shape[1:]) for name, x in tree_of(nn.Linear(6, 1)).items()}
-    out = evaluate(nn.Linear(6, 1), squared_error, two, data, torch.tensor([0, 0]), stacked=True)
+    out = evaluate(
+        nn.Linear(6, 1), squared_error, two, data, torch.tensor([0, 0]), runner=path_called("stacked").runner
+    )
     assert bool(out["auc"].isnan().all())
     assert bool(out["loss"].isfinite().all())
 
@@ -106,26 +110,11 @@ def test_evaluating_changes_nothing():
         assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_a_copy_serves_again_until_the_model_is_another():
-    model, data = net(), cohort()
-    tree, other = tree_of(model), tree_of(net())
-    first = evaluate_all(model, cross_entropy, tree, data.x, data.y)
-    ((_, copy),) = COPIES[model]
-    assert evaluate_all(model, cross_entropy, other, data.x, data.y)["loss"] != first["loss"]
-    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
-    assert COPIES[model][0][1] is copy
-    evaluate_all(model, cross_entropy, tree, data.x, data.y, static=True)
-    model[3].p = 0.1
-    assert evaluate_all(model, cross_entropy, tree, data.x, data.y) == first
-    assert COPIES[model][0][1] is not copy
-    assert len(COPIES[model]) == 1
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("static", [False, True])
 def test_gpu_agrees_with_the_cpu(static):
     g = torch.Generator().manual_seed(0)
-    x, y = torch.randn(3 * WIDE + 5, 6, generator=g), torch.randint(3, (3 * WIDE + 5,), generator=g)
+    x, y = torch.randn(3 * WIDTH + 5, 6, generator=g), torch.randint(3, (3 * WIDTH + 5,), generator=g)
     model = net()
     tree = tree_of(model)
     here = evaluate_all(model, cross_entropy, tree, x, y, static)
@@ -147,7 +136,8 @@ def test_stacked_models_score_as_one_by_one(norm):
     models = [nn.Sequential(nn.Conv2d(1, 4, 3), norm(), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3)) for _ in sizes]
     tree, ids = cat([tree_of(model) for model in models]), torch.arange(4)
     loss = nn.CrossEntropyLoss(reduction="none")
-    plain, fast = (evaluate(models[0], loss, tree, data, ids, stacked=s) for s in (False, True))
+    runners = [path_called(name).runner for name in ("loop", "stacked")]
+    plain, fast = (evaluate(models[0], loss, tree, data, ids, runner=runner) for runner in runners)
     for name in ("accuracy", "loss", "auc"):
         assert torch.allclose(plain[name], fast[name], atol=1e-5), name
     one_by_one = [evaluate(models[0], loss, tree_of(m), data, ids[i : i + 1])["loss"] for i, m in enumerate(models)]

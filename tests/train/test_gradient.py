@@ -7,7 +7,7 @@ from torch import nn
 
 from sparing.core.errors import TrainingError
 from sparing.core.tree import tree_of
-from sparing.train.gradient import gradient
+from sparing.train.gradient import gradient_at
 from sparing.train.losses import cross_entropy
 
 
@@ -24,7 +24,7 @@ def by_hand(weight, bias, x, y):
 def test_a_linear_classifier_against_numpy(n):
     rng = np.random.default_rng(n)
     x, y, net = rng.normal(size=(n, 5)), rng.integers(3, size=n), nn.Linear(5, 3).double()
-    found = gradient(net, cross_entropy, tree_of(net), torch.from_numpy(x), torch.from_numpy(y))
+    found = gradient_at(net, cross_entropy, tree_of(net), torch.from_numpy(x), torch.from_numpy(y))
     weight, bias = by_hand(net.weight.detach().numpy(), net.bias.detach().numpy(), x, y)
     assert np.allclose(found["weight"][0], weight, rtol=0, atol=1e-14)
     assert np.allclose(found["bias"][0], bias, rtol=0, atol=1e-14)
@@ -40,7 +40,7 @@ def test_it_is_taken_in_evaluation_and_leaves_no_trace():
     net[4].bias.requires_grad_(False)
     tree, (x, y) = tree_of(net), images(40)
     before, rng = tree_of(net), torch.get_rng_state()
-    found = gradient(net, cross_entropy, tree, x, y)
+    found = gradient_at(net, cross_entropy, tree, x, y)
     assert torch.equal(torch.get_rng_state(), rng)
     assert all(torch.equal(net.state_dict()[name], value[0]) for name, value in before.items())
     assert net.training
@@ -59,7 +59,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads_or_the_call():
     for count in (1, 2, 1):
         torch.set_num_threads(count)
         with torch.no_grad():
-            found.append(gradient(net, cross_entropy, tree, x, y))
+            found.append(gradient_at(net, cross_entropy, tree, x, y))
     torch.set_num_threads(threads)
     for other in found[1:]:
         assert all(torch.equal(other[name], value) for name, value in found[0].items())
@@ -67,7 +67,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads_or_the_call():
 
 def test_static_norm_layers_use_batch_statistics():
     net, (x, y) = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 4)), images(40)
-    running, static = (gradient(net, cross_entropy, tree_of(net), x, y, static=s)["2.weight"] for s in (False, True))
+    running, static = (gradient_at(net, cross_entropy, tree_of(net), x, y, static=s)["2.weight"] for s in (False, True))
     assert not torch.allclose(running, static)
 
 
@@ -82,7 +82,7 @@ def test_a_network_of_recurrent_layers_and_one_that_the_loss_does_not_touch():
             return self.out(self.lstm(x[:, 0])[0][:, -1])
 
     net, (x, y) = Net(), images(20)
-    found = gradient(net, cross_entropy, tree_of(net), x, y)
+    found = gradient_at(net, cross_entropy, tree_of(net), x, y)
     cross_entropy(net.eval()(x.float() / 255), y).mean().backward()
     assert torch.allclose(found["lstm.weight_ih_l0"][0], net.lstm.weight_ih_l0.grad, rtol=1e-4, atol=1e-7), "no dropout"
     assert not found["idle.weight"].any()
@@ -92,4 +92,4 @@ def test_what_is_not_finite_is_refused():
     net, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)), images(8)
     tree = {name: value * 1e38 * 1e38 for name, value in tree_of(net).items()}
     with pytest.raises(TrainingError, match=r"gradient of '1\.weight' on the probe set is not finite"):
-        gradient(net, cross_entropy, tree, x, y)
+        gradient_at(net, cross_entropy, tree, x, y)

@@ -11,7 +11,7 @@ from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.train.keyed_layers import KeyedDropout, Step, drop_keys, recast
+from sparing.train.keyed_layers import KeyedStep, dropout_keys, hook_keyed_layers
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from support import make_ctx
@@ -92,8 +92,8 @@ def test_dropout_is_the_same_in_both_paths(make):
 
 def test_dropout_masks_have_the_right_share_and_scale():
     layer = nn.Dropout(0.3).train()
-    recast(layer, stacked=False, static=False).begin(torch.tensor(7))
-    assert isinstance(layer, KeyedDropout)
+    hook_keyed_layers(layer, static=False).begin(torch.tensor(7))
+    assert type(layer) is nn.Dropout
     first, second = layer(torch.ones(200, 100)), layer(torch.ones(200, 100))
     assert torch.allclose(first.unique(), torch.tensor([0.0, 1 / 0.7]))
     assert (first == 0).float().mean() == pytest.approx(0.3, abs=0.01)
@@ -103,7 +103,7 @@ def test_dropout_masks_have_the_right_share_and_scale():
 
 
 def test_dropout_does_not_depend_on_padding():
-    step = Step()
+    step = KeyedStep()
     step.begin(torch.tensor(11))
     short = step.uniform(10)
     step.begin(torch.tensor(11))
@@ -113,7 +113,7 @@ def test_dropout_does_not_depend_on_padding():
 @pytest.mark.parametrize("p", [0.0, 1e-9, 0.25, 0.3, 0.5, 0.9, 1 - 1e-9, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_one_client_on_a_cpu_drops_the_same(p, dtype):
-    one, other = Step(), Step()
+    one, other = KeyedStep(), KeyedStep()
     for key in (0, 11, -(1 << 63), (1 << 63) - 1):
         one.begin(key)
         other.begin(torch.tensor(key))
@@ -122,7 +122,7 @@ def test_one_client_on_a_cpu_drops_the_same(p, dtype):
 
 
 def test_a_model_may_have_many_layers_with_dropout():
-    step = Step()
+    step = KeyedStep()
     step.begin(torch.tensor(11))
     draws = torch.stack([step.uniform(100) for _ in range(50)])
     assert len(draws.unique()) > 4_900
@@ -130,7 +130,7 @@ def test_a_model_may_have_many_layers_with_dropout():
 
 def test_dropping_everything_gives_zeros():
     layer = nn.Dropout(1.0).train()
-    recast(layer, stacked=False, static=False).begin(torch.tensor(7))
+    hook_keyed_layers(layer, static=False).begin(torch.tensor(7))
     assert torch.equal(layer(torch.ones(4)), torch.zeros(4))
 
 
@@ -165,7 +165,7 @@ def test_the_world_is_left_as_it_was(make):
     before = torch.get_rng_state(), numpy_state(), sha256(tree_of(model)), torch.get_num_threads()
     modes = [layer.training for layer in model.modules()], [type(layer) for layer in model.modules()]
     with torch.no_grad():
-        for path in ("loop", *(["stacked"] if make is dropping else [])):
+        for path in ("loop", "loop-fast", *(["stacked"] if make is dropping else [])):
             train(model, cross_entropy, data, LOCAL, tree_of(model), context([0, 1], data), path=path)
             assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before[0])
@@ -183,8 +183,8 @@ def test_stacked_path_refuses_unkeyed_randomness():
 
 def test_rows_of_one_client_have_keys_of_their_own_and_the_first_has_the_clients():
     plain, bases = make_ctx([4, 7, 9]), make_ctx([4, 4, 4, 7, 9, 9])
-    want, got = plain.keys("dropout/1"), drop_keys(bases, 1)
-    assert torch.equal(drop_keys(plain, 1), want)
+    want, got = plain.keys("dropout/1"), dropout_keys(bases, 1)
+    assert torch.equal(dropout_keys(plain, 1), want)
     assert torch.equal(got[[0, 3, 4]], want)
     assert len(set(got.tolist())) == 6
-    assert torch.equal(drop_keys(bases.at(slice(4, 6)), 1), got[4:])
+    assert torch.equal(dropout_keys(bases.at(slice(4, 6)), 1), got[4:])

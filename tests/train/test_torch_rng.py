@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.accel.train_cpu import loop_fast as loop
 from sparing.core.errors import TrainingError
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local, Phase
 from sparing.core.tree import layout_of, sha256, tree_of
 from sparing.task.clients import Clients
+from sparing.train import loop
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from sparing.train.optim import velocities
-from sparing.train.torch_rng import DRAWING, GATE, Gate
+from sparing.train.torch_rng import DRAWING, GATE, RngGate
 
 SIZES = (20, 5, 33, 12, 40, 9)
 
@@ -86,16 +86,19 @@ def test_the_same_bits_on_any_number_of_threads(name):
 def test_divergence_before_anybody_knows_that_the_model_draws(monkeypatch):
     """What happened with somebody else's draws does not count."""
     model, data, tries = built("drawing"), cohort(), []
-    real = loop.train_one
+    real = loop.train_in_turn
 
-    def fails_first(job, work, after, k, seeded):
-        out = real(job, work, after, k, seeded)
-        tries.append(seeded)
-        if not seeded:
-            raise TrainingError("by bad luck")
-        return out
+    def fails_first(model, device, train):
+        def act(seeded):
+            out = train(seeded)
+            tries.append(seeded)
+            if not seeded:
+                raise TrainingError("by bad luck")
+            return out
 
-    monkeypatch.setattr(loop, "train_one", fails_first)
+        return real(model, device, act)
+
+    monkeypatch.setattr(loop, "train_in_turn", fails_first)
     assert rows(model, data, 1)
     assert tries == [False] + [True] * len(SIZES)
     with pytest.raises(TrainingError, match="bad luck"):
@@ -104,7 +107,7 @@ def test_divergence_before_anybody_knows_that_the_model_draws(monkeypatch):
 
 
 def test_alone_means_alone():
-    gate, inside, most = Gate(), [], []
+    gate, inside, most = RngGate(), [], []
 
     def together(_):
         with gate.side_by_side():
@@ -126,7 +129,7 @@ def test_alone_means_alone():
 
 def test_the_generator_is_as_the_first_found_it():
     before = torch.get_rng_state()
-    gate = Gate()
+    gate = RngGate()
     with gate.side_by_side():
         assert not gate.drawn()
         torch.rand(1)
