@@ -88,9 +88,10 @@ def loaded(file: BinaryIO, path: str | Path) -> tuple[Tree, dict[str, Any]]:
     head = verified_head(file, path)
     known = head.pop("__metadata__")
     if known["version"] != VERSION:
+        why = "" if known["version"] > VERSION else ", since what was called path loop is loop-fast now"
         raise CheckpointError(
-            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}: what was "
-            "called path loop is loop-fast now, and loop has other bits; resume with the release that wrote it"
+            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}{why}; "
+            "resume with the release that wrote it"
         )
     size = max((entry["data_offsets"][1] for entry in head.values()), default=0)
     found = os.fstat(file.fileno()).st_size - file.tell()

@@ -192,9 +192,11 @@ def measured(
         return "rule", "the machine is too busy to measure", rule, {}
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     visited = most_visits(job.method.local, most_samples(job))
-    fast = [path for path in PATHS if path != "loop"]
-    paths = [path for path in PATHS if path in (rule.path, plan.path)]
-    paths += [path for path in fast if path not in paths and plan.path == "auto" and works(path, job)]
+    paths = [
+        path
+        for path in PATHS
+        if path in (rule.path, plan.path) or (plan.path == "auto" and path != "loop" and works(path, job))
+    ]
     if visited > VISITS and rule.path != "implicit":
         paths = [path for path in paths if path != "implicit"]
     ways = [rule]
