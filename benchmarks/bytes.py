@@ -41,7 +41,7 @@ from sparing.parts import sparse
 from sparing.parts.tight import tight
 from sparing.run.methods import recipes
 from sparing.task.build import build_task
-from sparing.task.local import train
+from sparing.train.local import train
 
 TASKS: dict[str, dict[str, Any]] = {
     "cnn": {

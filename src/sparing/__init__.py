@@ -1,9 +1,12 @@
 """sparing: federated learning that sends only what matters."""
 
+from sparing.accel.install import install as _install
 from sparing.core.errors import SparingError
 from sparing.run.results import Record, Result
 from sparing.run.start import resume, run, set_seed
 from sparing.task.task import Task
+
+_install()
 
 __version__ = "0.1.0"
 __all__ = ["Record", "Result", "SparingError", "Task", "resume", "run", "set_seed"]

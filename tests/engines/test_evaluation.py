@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import sparing
-from sparing.task.metrics import jain, mean, micro_auc, micro_aucs, worst_decile
+from sparing.train.metrics import jain, mean, micro_auc, micro_aucs, worst_decile
 
 QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
 TASK = {"data": "digits", "clients": 8, "held_out": 2}

@@ -110,7 +110,7 @@ class Loose(nn.Module):
 @pytest.mark.parametrize("model", [Coupled, Loose])
 def test_models_that_cannot_be_stacked_are_left_to_the_loop(model, tmp_path):
     sparing.run(odd_task(model), **{**QUICK, "plan": {}}, out=tmp_path / "a")
-    assert "path: loop" in (tmp_path / "a/config.yaml").read_text()
+    assert "path: loop-fast" in (tmp_path / "a/config.yaml").read_text()
     with pytest.raises(ConfigError, match="use loop"):
         sparing.run(odd_task(model), **{**QUICK, "plan": {"path": "stacked"}}, out=tmp_path / "b")
     assert not (tmp_path / "b").exists()

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import nn
 
 import sparing
+from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.core.errors import TrainingError
 from sparing.core.context import Ctx
 from sparing.core.threads import side_by_side
 from sparing.engines.engine import parts
-from sparing.task import outer
 from sparing.task.task import Task
 
 SIZES = (6, 3, 11, 4, 8, 5, 13, 9, 7, 2)

@@ -13,7 +13,7 @@ from sparing.core.tree import Layout, expand, layout_of, tree_of
 from sparing.parts import prune
 from sparing.task.build import build_task
 from sparing.task.clients import Clients
-from sparing.task.local import train
+from sparing.train.local import train
 from support import make_ctx, small_layout, small_net
 
 LAYOUT = small_layout()
@@ -65,7 +65,7 @@ def test_the_receiver_knows_the_mask_from_the_initial_model_and_fills_up_with_ze
     assert all(torch.equal(start[name], server.model[name]) for name in LAYOUT.shapes)
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 @pytest.mark.parametrize("local", LOCAL)
 def test_pruned_weights_are_zero_for_good(local, path):
     study = STUDY | {"local": LOCAL[local], "plan": {"path": path}}
@@ -77,7 +77,7 @@ def test_pruned_weights_are_zero_for_good(local, path):
         assert start[name][x != 0].abs().min() >= start[name][x == 0].abs().max()
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 def test_training_is_that_of_a_network_without_those_connections(path):
     torch.manual_seed(0)
     net = nn.Linear(5, 3)

@@ -15,7 +15,7 @@ from sparing.run.config import method_list, study_from
 from sparing.run.methods import recipes
 from sparing.run.start import start
 from sparing.task.models.small import cnn
-from sparing.task.optim import frobenius, velocities
+from sparing.train.optim import frobenius, velocities
 from support import declared
 
 LAYOUT = layout_of(cnn(1, 10, 8))

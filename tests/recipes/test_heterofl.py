@@ -19,7 +19,7 @@ from sparing.run.start import start
 from sparing.task.models import network
 from sparing.task.models.resnet import Basic, resnet
 from sparing.task.models.small import cnn
-from sparing.task.optim import velocities
+from sparing.train.optim import velocities
 from support import declared, make_ctx
 
 LAYOUT = layout_of(cnn(1, 10, 8))

@@ -22,7 +22,7 @@ from sparing.run.methods import recipes
 from sparing.run.start import fresh, settled
 from sparing.task.fleet import Fleet
 from sparing.task.models import network
-from sparing.task.optim import velocities
+from sparing.train.optim import velocities
 from support import make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()

@@ -21,7 +21,7 @@ from sparing.run.methods import recipes
 from sparing.run.start import start
 from sparing.task.models import network
 from sparing.task.models.small import cnn
-from sparing.task.optim import velocities
+from sparing.train.optim import velocities
 from support import make_ctx
 
 QUICK = {"rounds": 2, "sample": 5, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}

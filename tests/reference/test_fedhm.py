@@ -12,7 +12,7 @@ from sparing.core.round import begin, client, first_server, incoming, outgoing, 
 from sparing.core.tree import layout_of, tree_of
 from sparing.engines.engine import chunks
 from sparing.recipes.fedhm import fedhm
-from sparing.task.optim import frobenius
+from sparing.train.optim import frobenius
 from support import make_ctx
 
 CLIENTS, LR, STEPS, DECAY = 8, 0.05, 3, 0.1

@@ -14,8 +14,8 @@ from sparing.core.tree import Layout, expand, flat, take
 from sparing.engines.stale import Stale
 from sparing.parts.masks import counts
 from sparing.recipes.psfed import psfed
-from sparing.task.gradient import gradient
-from sparing.task.losses import squared_error
+from sparing.train.gradient import gradient_at
+from sparing.train.losses import squared_error
 from support import make_ctx, random_tree
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}
@@ -150,7 +150,7 @@ def test_gradient_on_a_probe_set(samples):
 
     compare(
         masks_of,
-        gradient=lambda model: gradient(net, squared_error, model, *probe),
+        gradient=lambda model: gradient_at(net, squared_error, model, *probe),
         selector="gradient",
         source="probe",
         explore=0.0,

@@ -167,11 +167,16 @@ def test_an_ordinary_safetensors_file_is_refused(tmp_path):
 
 
 def test_another_format_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "VERSION", "3")
+    monkeypatch.setattr(checkpoint, "VERSION", "4")
     save(tmp_path / "c", {}, {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format 3, this release reads format 2"):
+    with pytest.raises(CheckpointError, match="has format 4, this release reads format 3; resume with the release"):
         load(tmp_path / "c")
+    monkeypatch.setattr(checkpoint, "VERSION", "2")
+    save(tmp_path / "old", {}, {})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"has format 2.* what was called path loop is loop-fast now"):
+        load(tmp_path / "old")
 
 
 def test_missing_file_and_folder(tmp_path):

@@ -18,9 +18,9 @@ from sparing.run.check import trial
 from sparing.run.config import study_from
 from sparing.run.results import COLUMNS, Record, bytes_to, rounds_to, time_to
 from sparing.run.start import fresh, named_task, settled
-from sparing.task.batches import batches
 from sparing.task.clock import ready, room, taking, visits
 from sparing.task.fleet import Fleet
+from sparing.train.batches import batches
 from support import make_ctx
 
 TASK = {"clients": 10, "model": "mlp"}

@@ -23,7 +23,7 @@ from sparing.ui.tasks import show_cost
 
 TASK = {"clients": 12, "model": "mlp", "split": "iid"}
 STUDY = {"task": TASK, "sample": 10, "rounds": 2, "local": {"epochs": 1}, "seed": 3}
-STACKED, IMPLICIT, LOOP = Way("stacked", 10, 1), Way("implicit", 10, 2), Way("loop", 10, 2)
+STACKED, IMPLICIT, LOOP = Way("stacked", 10, 1), Way("implicit", 10, 2), Way("loop-fast", 10, 2)
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +146,12 @@ def test_then_chunks_are_tried(trials):
 
 def test_convolutions_have_no_implicit_path(trials):
     found = settle(task={**TASK, "model": "cnn"})
-    assert {way.path for way in found.speeds} == {"loop", "stacked"}
+    assert {way.path for way in found.speeds} == {"loop-fast", "stacked"}
 
 
-@pytest.mark.parametrize("given", [{"path": "loop"}, {"chunk": 4}, {"threads": 1}, {"path": "implicit", "threads": 2}])
+@pytest.mark.parametrize(
+    "given", [{"path": "loop"}, {"path": "loop-fast"}, {"chunk": 4}, {"threads": 1}, {"path": "implicit", "threads": 2}]
+)
 def test_what_is_given_stays(trials, given):
     found = settle(plan=given)
     assert found.how == "measured"
@@ -185,7 +187,7 @@ def test_real_trials_train(monkeypatch):
     state = torch.get_rng_state()
     found = settle(method="fedsim+topk+memory")
     assert found.how == "measured"
-    assert {way.path for way in found.speeds} == {"loop", "stacked", "implicit"}
+    assert {way.path for way in found.speeds} == {"loop-fast", "stacked", "implicit"}
     assert all(speed > 0 for speed in found.speeds.values())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -388,9 +390,13 @@ MISTAKES = {
     "plan.memory is 1kB, but the models and updates of 1 at once take 153,920 bytes": {"memory": "1kB"},
     "plan.memory is 200kB, but the models and updates of 2 at once take": {"memory": "200kB", "threads": 2},
     "plan.precision is tf32, which is for CUDA, but the device is cpu; drop it": {"precision": "tf32"},
-    "plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop": {
+    "plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop-fast": {
         "precision": "bf16",
         "path": "stacked",
+    },
+    "plan.path is loop, on a CPU for float32 alone, but plan.precision is bf16; use loop-fast": {
+        "precision": "bf16",
+        "path": "loop",
     },
     "plan.graph is true, which is for CUDA, but the device is cpu; drop it": {"graph": True},
     "plan.bank is host, which is for CUDA, but the device is cpu; drop it": {"bank": "host"},
@@ -421,7 +427,7 @@ def test_precision_and_graph_reach_the_job():
 def test_a_processor_that_only_emulates_bf16_is_named(able, monkeypatch):
     flags = {name: name == able for name in ("avx512_bf16", "amx_bf16")}
     monkeypatch.setattr(planning.torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64", **flags})
-    for momentum, path in ((0.0, "implicit"), (0.9, "loop")):  # in float32 it would be stacked
+    for momentum, path in ((0.0, "implicit"), (0.9, "loop-fast")):  # in float32 it would be stacked
         with nullcontext() if able else pytest.warns(UserWarning, match="no instructions, so float32 may be faster"):
             plan = settle(plan={"precision": "bf16"}, device="cpu", local={"epochs": 1, "momentum": momentum}).plan
         assert (plan.precision, plan.path) == ("bf16", path)

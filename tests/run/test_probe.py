@@ -45,7 +45,7 @@ def wrong_share(output, y):
     return (output.argmax(1) != y).float()
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked", "implicit"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked", "implicit"])
 def test_a_loss_that_no_gradient_comes_through_is_refused(path):
     for model, loss in (
         (lambda: nn.Linear(6, 3), wrong_share),
@@ -140,7 +140,7 @@ def both(output, y):
     return sum(weight * cross_entropy(x, y, reduction="none") for weight, x in zip((1, 0.4), output, strict=True))
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 def test_auxiliary_outputs(path):
     with pytest.raises(ConfigError, match="of type Pair, and the usual losses take one tensor: give Task a loss"):
         play(TupleInTraining, plan={"path": path})
@@ -153,7 +153,7 @@ def test_auxiliary_outputs(path):
 
 
 def test_auxiliary_outputs_in_bfloat16():
-    assert play(TupleInTraining, loss=both, plan={"path": "loop", "precision": "bf16"}).accuracy > 0
+    assert play(TupleInTraining, loss=both, plan={"path": "loop-fast", "precision": "bf16"}).accuracy > 0
 
 
 def spectral():
@@ -172,7 +172,7 @@ class ThroughNumpy(Two):
 @pytest.mark.parametrize(("model", "x"), [(spectral, X), (looked_up, TOKENS), (ThroughNumpy, X)])
 def test_what_cannot_be_stacked_is_left_to_the_loop(model, x, tmp_path):
     play(model, x, out=tmp_path / "a")
-    assert "path: loop" in (tmp_path / "a/config.yaml").read_text()
+    assert "path: loop-fast" in (tmp_path / "a/config.yaml").read_text()
     with pytest.raises(
         ConfigError, match=r"plan.path is stacked, but this model trains differently or not at all by it"
     ):
@@ -215,7 +215,7 @@ def test_models_that_are_nowhere(model, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked", "implicit"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked", "implicit"])
 def test_a_batch_larger_than_all_samples_is_all_of_them(path):
     runs = [
         play(lambda: nn.Linear(6, 3), local={"batch": batch, **how}, plan={"path": path}).model_sha256

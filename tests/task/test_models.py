@@ -4,18 +4,19 @@ import pytest
 import torch
 from torch import nn
 
+from sparing.accel.train_choice import fastest_path
 from sparing.core.errors import ConfigError
 from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.task.evaluate import evaluate, evaluate_all
-from sparing.task.local import default_path, train
-from sparing.task.losses import cross_entropy
 from sparing.task.models import MODELS, network, register
 from sparing.task.models.norms import norm2d
 from sparing.task.models.resnet import Basic, Bottleneck, resnet
 from sparing.task.models.vgg import vgg
+from sparing.train.evaluate import evaluate, evaluate_all
+from sparing.train.local import train
+from sparing.train.losses import cross_entropy
 
 CIFAR, IMAGENET, MNIST = (3, 32, 32), (3, 224, 224), (1, 28, 28)
 COUNTS = [
@@ -97,8 +98,8 @@ def test_token_networks_do_not_look_ahead():
         assert not torch.allclose(net(x)[:, 4:], net(later)[:, 4:])
         net.last = True
         assert net(x).shape == (2, 9)
-    assert default_path(network("lstm", (6,), 9), "cuda") == "loop"
-    assert default_path(network("transformer", (6,), 9), "cuda") == "stacked"
+    assert fastest_path(network("lstm", (6,), 9), "cuda") == "loop-fast"
+    assert fastest_path(network("transformer", (6,), 9), "cuda") == "stacked"
 
 
 def test_group_norm_leaves_a_map_of_one_place_alone_with_its_kin():
@@ -149,7 +150,7 @@ def test_stacked_as_in_the_loop_and_alone_as_in_a_cohort(name):
         assert sha256(take(looped, slice(k, k + 1))) == sha256(trained(model, data, ids=[k]))
 
 
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 def test_static_norm_is_batch_norm_with_static_buffers(path):
     """Also where a client has one sample and the last maps have one place."""
     static = resnet(Basic, (1, 1, 1), 2, 3, "static", width=4).double()

@@ -12,10 +12,10 @@ from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
-from sparing.task.local import train
-from sparing.task.losses import cross_entropy, squared_error
+from sparing.train.local import train
+from sparing.train.losses import cross_entropy, squared_error
 
-BOTH = pytest.mark.parametrize("path", ["loop", "stacked"])
+BOTH = pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 
 
 def cohort(sizes=(5, 20, 1)) -> Clients:

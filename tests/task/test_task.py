@@ -11,9 +11,9 @@ from sparing.core.tree import sha256, tree_of
 from sparing.task.build import build_task
 from sparing.task.clients import Clients
 from sparing.task.data import digits
-from sparing.task.losses import accuracy, cross_entropy, squared_error
 from sparing.task.models import MODELS, cnn, mlp, network
 from sparing.task.task import Task
+from sparing.train.losses import accuracy, cross_entropy, squared_error
 
 
 def pair(n=3, label=1, width=2):

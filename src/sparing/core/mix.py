@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 
 class Mix(nn.Module):
-    """Its networks train apart, each on its own loss: see `task.local.train`."""
+    """Its networks train apart, each on its own loss: see `train.local.train`."""
 
     def __init__(self, nets: Sequence[nn.Module]):
         super().__init__()

@@ -14,9 +14,10 @@ from sparing.core.parcel import Schema
 from sparing.core.round import Server
 from sparing.core.tree import Rest, Tree, cat, under
 from sparing.task.fleet import Fleet
-from sparing.task.gradient import gradient
-from sparing.task.local import train
 from sparing.task.task import Task
+from sparing.train.gradient import gradient_at
+from sparing.train.local import train
+from sparing.train.paths import TrainPath, path_called
 
 if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
@@ -37,7 +38,7 @@ class Job(NamedTuple):
     initial: Tree
     seed: int
     rounds: int
-    path: str = "loop"  # of local training: "loop", "stacked" or "implicit"
+    path: str = "loop"  # of local training: a name in `train.paths`
     chunk: int = 16  # clients in memory at once
     threads: int = 1  # see `aside` and `within`
     precision: str = "float32"  # of local training, or "bf16", on CUDA also "tf32"
@@ -45,6 +46,10 @@ class Job(NamedTuple):
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
+
+    @property
+    def training(self) -> TrainPath:
+        return path_called(self.path)
 
     @property
     def aside(self) -> int:
@@ -82,7 +87,8 @@ class Job(NamedTuple):
         """Of the loss on the server's probe set, at its model."""
         assert self.task.probe is not None  # else the run was refused
         static = self.method.local.buffers == "static"
-        return gradient(self.model, self.task.loss, self.network(model), *self.task.probe, static)
+        how = (static, self.training.runner.copy)
+        return gradient_at(self.model, self.task.loss, self.network(model), *self.task.probe, *how)
 
     def network(self, tree: Tree) -> Tree:
         """All that the network needs to run, and nothing that a method put beside it."""
@@ -170,10 +176,10 @@ def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
 def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     """The same for `job.aside` chunks at once, which together have at most `job.chunk` clients (or one each).
 
-    Every thread gets equally many chunks; on path loop chunks of equally much data, so that no thread is left waiting.
+    Every thread gets equally many chunks; where clients train in turn, of equally much data, so that no thread waits.
     """
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
-    if job.path == "loop" and job.aside > 1 and not job.method.fit:
+    if job.aside > 1 and path_called(job.path).in_turn and not job.method.fit:
         return dealt(ctx, turns * job.aside)
     return pieces(ctx, turns * job.aside, job.method.fit)
 

@@ -17,9 +17,9 @@ from sparing.core.round import Server, starting_models, train_locally
 from sparing.core.threads import side_by_side
 from sparing.core.tree import Tree, cat, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
-from sparing.task.evaluate import evaluate as evaluate_rows
-from sparing.task.evaluate import evaluate_all
-from sparing.task.precision import precise
+from sparing.train.evaluate import evaluate as evaluate_rows
+from sparing.train.evaluate import evaluate_all
+from sparing.train.precision import multiplying_as
 
 
 class Wanted(NamedTuple):
@@ -32,7 +32,7 @@ class Wanted(NamedTuple):
 
 def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
     """The federation after round t, as exactly as it trains."""
-    with precise(job.precision):
+    with multiplying_as(job.precision):
         return looked_at(job, bank, server, t, wanted)
 
 
@@ -41,7 +41,7 @@ def looked_at(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> E
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
         model = job.network(server.model)
-        whole = evaluate_all(job.model, task.loss, model, *task.test_all, static=is_static(job))
+        whole = evaluate_all(job.model, task.loss, model, *task.test_all, is_static(job), job.training.runner)
     marks: dict[str, Marks] = {}
     if task.test is not None:
         ids = wanted.ids[task.test.count[wanted.ids] > 0]
@@ -77,8 +77,8 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
         assert job.task.test is not None
         (ctx, models, _), ids = trained, trained[0].ids
         model, whole = (job.model, job.network(models)) if who == "global" else (job.model_for(ctx), job.used(models))
-        how = {"static": is_static(job), "stacked": job.path != "loop"}
-        got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, **how)
+        how = (is_static(job), job.training.runner)
+        got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, *how)
         found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids]))
 
     with torch.no_grad():

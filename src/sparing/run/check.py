@@ -28,8 +28,8 @@ from sparing.run.loop import cohort_size
 from sparing.run.plan import bytes_of
 from sparing.run.start import fresh, named_task, planned
 from sparing.task.clock import visits
-from sparing.task.evaluate import BATCH
 from sparing.task.fleet import Fleet
+from sparing.train.working_copy import EVALUATED_AT_ONCE
 
 STEPS = 3
 MARGIN = 1.25
@@ -126,7 +126,7 @@ def shortened(job: Job) -> Job:
     local = job.method.local
     short = local.each_phase(lambda phase: phase._replace(steps=min(STEPS, phase.steps or STEPS)))
     method = job.method._replace(local=short)
-    return job._replace(method=method, task=job.task.tested_on(2 * BATCH), fleet=slowed(job, method.local))
+    return job._replace(method=method, task=job.task.tested_on(2 * EVALUATED_AT_ONCE), fleet=slowed(job, method.local))
 
 
 def slowed(job: Job, local: Local) -> Fleet:

@@ -24,7 +24,7 @@ from sparing.core.errors import CheckpointError
 from sparing.core.tree import Tree
 from sparing.run.files import replacing
 
-VERSION = "2"
+VERSION = "3"
 BLANK = "0" * 64
 OPENING = b'{"__metadata__":{"head":"'
 DTYPES = {
@@ -88,8 +88,9 @@ def loaded(file: BinaryIO, path: str | Path) -> tuple[Tree, dict[str, Any]]:
     head = verified_head(file, path)
     known = head.pop("__metadata__")
     if known["version"] != VERSION:
+        why = "" if known["version"] > VERSION else ", since what was called path loop is loop-fast now"
         raise CheckpointError(
-            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}; "
+            f"the checkpoint {path} has format {known['version']}, this release reads format {VERSION}{why}; "
             "resume with the release that wrote it"
         )
     size = max((entry["data_offsets"][1] for entry in head.values()), default=0)

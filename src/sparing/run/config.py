@@ -27,8 +27,8 @@ from sparing.core.errors import ConfigError, nearest
 from sparing.core.method import Local, Phase, nothing
 from sparing.recipes.budget import bytes_in
 from sparing.task.data.unpacking import brief
-from sparing.task.optim import velocities
 from sparing.task.options import named
+from sparing.train.optim import velocities
 
 PHASE = Phase()
 SHORT = {"budget": "bytes"}
@@ -160,7 +160,7 @@ class EvaluateSection(Section):
 class PlanSection(Section):
     """How the work is laid out; "auto" is settled once, written down, and reused by resume. See docs/plan.md."""
 
-    path: Literal["auto", "loop", "stacked", "implicit"] = "auto"
+    path: Literal["auto", "loop", "loop-fast", "stacked", "implicit"] = "auto"
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
     bank: Literal["auto", "memory", "host", "file"] = "auto"

@@ -18,8 +18,8 @@ from sparing.core.context import Ctx
 from sparing.engines.engine import Job
 from sparing.run.config import Study
 from sparing.task.clients import Clients
-from sparing.task.evaluate import evaluate_all
-from sparing.task.losses import accuracy
+from sparing.train.evaluate import evaluate_all
+from sparing.train.losses import accuracy
 
 SAMPLES = 16
 CLOSE = 1e-3  # another machine rounds differently, another function gives something else

@@ -12,6 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sparing.accel.install import SWITCH
+from sparing.accel.train_choice import fastest_path
+from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
+from sparing.accel.train_cuda.captured import can_capture
 from sparing.core.errors import ConfigError
 from sparing.core.mix import Mix
 from sparing.core.round import first_client, first_row
@@ -22,9 +26,7 @@ from sparing.run.config import PlanSection
 from sparing.run.probe import agrees, refuse_unhalved
 from sparing.run.remembered import place_of, recall, remember
 from sparing.run.timing import STEPS, VISITS, Speeds, Way, clients_in, guess, now, race, trials
-from sparing.task.captured import can_capture
-from sparing.task.implicit import can_imply, history, most_visits
-from sparing.task.local import PATHS, default_path
+from sparing.train.paths import PATHS, path_called
 
 MEMORY = 1 << 30  # bytes of client models and updates in flight, where the study does not say; a quarter of a GPU
 COPIES = 8  # of a client's model and state: start, after, update, gradient, masks, codecs; twice that if rotated
@@ -64,6 +66,7 @@ def device_of(name: str) -> torch.device:
 def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: Sequence[Any]) -> Settled:
     """Replace every "auto" by a choice. `method` is the study's list of names and options."""
     device = next(iter(job.initial.values())).device
+    plan = on_a_path_there_is(plan)
     refuse(plan, engine, job)
     job = job._replace(precision=plan.precision, graph=plan.graph is not False and can_record(job))
     way = by_rule(settle_path(plan.path, engine, job), plan, engine, job, cohort)
@@ -87,6 +90,14 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
     bank = settle_bank(job, device) if plan.bank == "auto" else plan.bank
     settled = plan.model_copy(update={**way._asdict(), "bank": bank, "graph": graph})
     return Settled(settled, how, why, speeds, client_bytes(way.path, job), memory_of(plan, device))
+
+
+def on_a_path_there_is(plan: PlanSection) -> PlanSection:
+    """Without accelerators, a study that names one of their paths takes the plain one."""
+    if plan.path == "auto" or plan.path in PATHS:
+        return plan
+    warnings.warn(f"plan.path is {plan.path}, but {SWITCH} is set, so the run takes path loop", stacklevel=2)
+    return plan.model_copy(update={"path": "loop"})
 
 
 def settle_bank(job: Job, device: torch.device) -> str:
@@ -122,8 +133,12 @@ def refuse(plan: PlanSection, engine: str, job: Job) -> None:
                 f"plan.{key} is {str(value).lower()}, which is for CUDA, but the device is {device}; drop it"
             )
     half = device.type == "cpu" and plan.precision == "bf16"
-    if half and plan.path == "stacked":
-        raise ConfigError("plan.path is stacked, on a CPU for float32 alone, but plan.precision is bf16; use loop")
+    if half and "loop-fast" not in PATHS:
+        raise ConfigError(f"plan.precision is bf16, which takes accelerators, but {SWITCH} is set; drop one of them")
+    if half and plan.path in ("loop", "stacked"):
+        raise ConfigError(
+            f"plan.path is {plan.path}, on a CPU for float32 alone, but plan.precision is bf16; use loop-fast"
+        )
     clients = 1 if plan.threads == "auto" else plan.threads
     if plan.memory != "auto" and (least := clients * client_bytes("loop", job)) > memory_of(plan, device):
         raise ConfigError(
@@ -147,7 +162,8 @@ def is_emulated(processor: Mapping[str, Any]) -> bool:
 
 def can_record(job: Job) -> bool:
     local, bases = job.method.local, isinstance(job.model, Mix)
-    return can_capture(local, job.initial) and not bases and not local.wrapped_phases and not local.init(job.method.layout)
+    plain = not bases and not local.wrapped_phases and not local.init(job.method.layout)
+    return "stacked" in PATHS and can_capture(local, job.initial) and plain
 
 
 def by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) -> Way:
@@ -158,7 +174,7 @@ def by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) ->
         cached = on_cpu and path in CHUNKS and (path != "implicit" or job.method.up)
         chunk = max(1, min(most_clients(path, plan, job, cohort), CHUNKS[path] if cached else 256))
     if threads == "auto":
-        many = path in ("loop", "implicit") and on_cpu and engine == "vector"
+        many = (path == "implicit" or path_called(path).in_turn) and on_cpu and engine == "vector"
         threads = min(cores(), chunk) if many else 1
     threads = threads if on_cpu else 1
     return Way(path, 1 if engine == "debug" else chunk, threads)
@@ -176,7 +192,11 @@ def measured(
         return "rule", "the machine is too busy to measure", rule, {}
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     visited = most_visits(job.method.local, most_samples(job))
-    paths = [path for path in PATHS if path in (rule.path, plan.path) or (plan.path == "auto" and works(path, job))]
+    paths = [
+        path
+        for path in PATHS
+        if path in (rule.path, plan.path) or (plan.path == "auto" and path != "loop" and works(path, job))
+    ]
     if visited > VISITS and rule.path != "implicit":
         paths = [path for path in paths if path != "implicit"]
     ways = [rule]
@@ -192,7 +212,7 @@ def measured(
     until = now() + max(LEAST, min(MOST, SHARE * seconds))
     speeds = race(list(dict.fromkeys(ways)), trial, clients, until)
     fastest = max(speeds, key=lambda way: speeds[way])
-    if plan.chunk == "auto" and fastest.path != "loop":
+    if plan.chunk == "auto" and not path_called(fastest.path).in_turn:
         most = most_clients(fastest.path, plan, job, cohort)
         sizes = {
             max(fastest.threads, min(most, size)) for size in (fastest.chunk // 2, 2 * fastest.chunk, 4 * fastest.chunk)
@@ -210,11 +230,13 @@ def measured(
 def settle_path(path: str, engine: str, job: Job) -> str:
     device = next(iter(job.initial.values())).device
     if path == "auto":
-        if engine != "vector":
+        if "loop-fast" not in PATHS:
             return "loop"
+        if engine != "vector":
+            return "loop" if works("loop", job) else "loop-fast"
         samples = most_samples(job)
-        offers = default_path(job.model, device, job.method.local, samples), default_path(job.model, device)
-        return next((offer for offer in offers if works(offer, job)), "loop")
+        offers = fastest_path(job.model, device, job.method.local, samples), fastest_path(job.model, device)
+        return next((offer for offer in offers if works(offer, job)), "loop-fast")
     if not works(path, job):
         raise ConfigError(f"plan.path is {path}, but this model trains differently or not at all by it; use loop")
     return path
@@ -223,10 +245,10 @@ def settle_path(path: str, engine: str, job: Job) -> str:
 def works(path: str, job: Job) -> bool:
     """Whether this path trains as the loop does, in every size of the model, and with this precision."""
     device = next(iter(job.initial.values())).device
-    if path == "stacked" and job.precision == "bf16" and device.type == "cpu":
+    if path in ("loop", "stacked") and job.precision == "bf16" and device.type == "cpu":
         return False
     fits = path != "implicit" or all(can_imply(model, job.method.local) for model in job.sizes or (job.model,))
-    return path == "loop" or (fits and agrees(job, path))
+    return path_called(path).in_turn or (fits and agrees(job, path))
 
 
 def memory_of(plan: PlanSection, device: torch.device) -> int:
@@ -238,7 +260,7 @@ def memory_of(plan: PlanSection, device: torch.device) -> int:
 
 def client_bytes(path: str, job: Job) -> int:
     """What one client in flight takes: its models, its updates, its state."""
-    past = history(job.model, job.method.local, most_samples(job)) if path == "implicit" else 0
+    past = history_bytes(job.model, job.method.local, most_samples(job)) if path == "implicit" else 0
     copies = COPIES * (2 if any("basis" in codec.traits for codec in job.method.up) else 1)
     return max(1, copies * (bytes_of(job.initial) + bytes_of(first_client(job.method, job.initial))) + past)
 

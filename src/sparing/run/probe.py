@@ -15,10 +15,10 @@ from sparing.core.tree import Trained, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
-from sparing.task.evaluate import evaluate_all
-from sparing.task.gradient import reaches
-from sparing.task.local import train
-from sparing.task.losses import cross_entropy, squared_error
+from sparing.train.evaluate import evaluate_all
+from sparing.train.gradient import reaches_params
+from sparing.train.local import train
+from sparing.train.losses import cross_entropy, squared_error
 
 CLOSE = {"stacked": 1e-3, "implicit": 1e-5}  # BatchNorm over a few samples is ill-conditioned; dense layers are not
 
@@ -105,7 +105,7 @@ def refuse_unreached(job: Job) -> None:
     if isinstance(model, Mix):
         model, models = model.alone(), {name: x[:, 0] for name, x in models.items()}
     x, y = job.task.train.x[:2], job.task.train.y[:2]
-    if not reaches(model, job.task.loss, models, x, y, job.method.local):
+    if not reaches_params(model, job.task.loss, models, x, y, job.method.local):
         raise ConfigError(
             "no gradient of the loss reaches any parameter that is trained, so nothing would be learned: the model or "
             "the loss cuts it (detach, no_grad, argmax, rounding, a way through NumPy); take that out"
@@ -158,7 +158,7 @@ def refuse_unhalved(job: Job) -> None:
                 f"plan.precision is bf16, which on a CPU is for models in float32, but {name!r} is {x.dtype}; drop it"
             )
     try:
-        two_steps(job, "loop", precision="bf16")
+        two_steps(job, "loop-fast", precision="bf16")
     except TrainingError:  # the first round will say so, and where
         return
     except RuntimeError as error:

@@ -18,6 +18,7 @@ from sparing.run.config import PlanSection
 from sparing.run.files import write_json
 from sparing.run.timing import Speeds, Way
 from sparing.task.data.places import cache_folder
+from sparing.train.paths import PATHS
 
 
 def place_of(plan: PlanSection, method: Sequence[Any], job: Job, cohort: int, cores: int) -> Path:
@@ -28,6 +29,7 @@ def place_of(plan: PlanSection, method: Sequence[Any], job: Job, cohort: int, co
     asked = {
         "versions": [version("sparing"), torch.__version__],
         "machine": [device.type, machine, cores],
+        "paths": sorted(PATHS),
         "plan": plan.model_dump(exclude={"bank", "parcels"}),
         "method": list(method),
         "model": [str(job.model), layout.shapes, layout.dtypes],

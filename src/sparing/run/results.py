@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparing.engines.engine import Evaluation, Outcome
-from sparing.task.metrics import jain, mean, worst_decile
+from sparing.train.metrics import jain, mean, worst_decile
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparing.accel.install import SWITCH
 from sparing.core import tree
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError
@@ -108,7 +109,10 @@ def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger]
             )
         key = secrets.kept(folder.path)
         secret = Secret(key)
+        path = study.plan.path
         job, study = settled(study, task or named_task(study), secret)
+        if study.plan.path != path:
+            raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
         with closing(fresh(study, job, folder, secret)) as state:
             restore(state, key)
             return logged(state, loggers)

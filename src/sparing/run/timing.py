@@ -19,9 +19,10 @@ from sparing.core.round import Server, first_client, first_row, first_server
 from sparing.engines.engine import Job
 from sparing.engines.vector import Back, Sent, Vector
 from sparing.run.bank import MemoryBank
-from sparing.task.batches import steps_of
 from sparing.task.clock import visits
-from sparing.task.evaluate import evaluate_all
+from sparing.train.batches import steps_of
+from sparing.train.evaluate import evaluate_all
+from sparing.train.paths import path_called
 
 STEPS = 3
 """Local steps of a trial, unless the implicit path is among those tried: its cost grows faster than its steps."""
@@ -132,7 +133,7 @@ def trials(job: Job, cohort: int, steps: int | None) -> Callable[[Way], float]:
 
 def clients_in(way: Way, cohort: int) -> int:
     """How many clients show what this way is worth."""
-    return min(cohort, 4 * way.threads if way.path == "loop" else way.chunk)
+    return min(cohort, 4 * way.threads if path_called(way.path).in_turn else way.chunk)
 
 
 def shortened(job: Job, steps: int | None, n_K: Tensor) -> Job:

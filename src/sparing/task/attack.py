@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, TrainingError
-from sparing.core.keys import EVERYONE, Ctx, hashes
+from sparing.core.context import EVERYONE, Ctx
+from sparing.core.keys import hashes
 from sparing.core.parcel import Parcel
 from sparing.core.tree import Trained, Tree, column
 from sparing.task.task import Task
@@ -29,7 +30,7 @@ class Attack(NamedTuple):
 
     def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
         """What these K clients say they have learned; counters are left alone."""
-        bad_K = self.who[ctx.ids.cpu()].to(ctx.ids.device)
+        bad_K = self.who[ctx.ids.cpu()].to(ctx.device)
         if self.kind == "label-flip" or not bool(bad_K.any()):
             return after
         floats = {name: x for name, x in after.items() if x.is_floating_point()}
@@ -44,12 +45,12 @@ class Attack(NamedTuple):
         """Stop at an attacker whose upload holds something that is no number, unless it is gone."""
         if self.kind != "nan":
             return
-        who = self.who[ctx.here[0]] & ~gone_K.cpu()
+        who = self.who[ctx.ids] & ~gone_K.cpu()
         for k in who.nonzero()[:, 0].tolist():
             sent = [x for leaf in parcel.leaves.values() for x in (leaf.value, leaf.scale) if x is not None]
             rows = [x[min(k, x.shape[0] - 1)] for x in sent if x.is_floating_point()]
             if not all(bool(x.isfinite().all()) for x in rows):
-                client = int(ctx.here[0][k])
+                client = int(ctx.ids[k])
                 raise self.stopped(f"round {ctx.round}: client {client} sent no numbers")
 
     def stopped(self, what: str) -> TrainingError:

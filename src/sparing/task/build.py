@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparing.task.augment import augments
 from sparing.task.clients import Clients
 from sparing.task.data import load
 from sparing.task.dataset import Dataset
@@ -16,6 +15,7 @@ from sparing.task.shift import Shift, laid_out
 from sparing.task.split import Partition, partition
 from sparing.task.split.study import LAWS
 from sparing.task.task import Task
+from sparing.train.augment import augments
 
 MANY = 20  # clients where the law does not say how many and the study neither
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError, DataError
 from sparing.task.arrays import kind, tensor
-from sparing.task.augment import Augment, check_image
+from sparing.train.augment import Augment, check_image
 
 Pair = tuple[Any, Any]
 """One client's samples and targets: numpy arrays, tensors or nested lists."""

@@ -15,7 +15,7 @@ client changes nothing.
 import torch
 from torch import Tensor
 
-from sparing.core.protocols import Local, Phase
+from sparing.core.method import Local, Phase
 
 PER_SECOND = {"up": 125_000.0, "down": 125_000.0, "speed": 1.0}
 """Links are declared in Mbit/s, which is so many bytes a second; speed in samples a second."""

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError, UploadError, nearest
-from sparing.core.keys import EVERYONE, Ctx, few_hashes, few_keys
+from sparing.core.context import EVERYONE, Ctx
+from sparing.core.keys import few_hashes, few_keys
 from sparing.core.parcel import Parcel
-from sparing.core.protocols import Local
+from sparing.core.method import Local
 from sparing.core.tree import Trained, Tree
 from sparing.task.attack import Attack
 from sparing.task.clock import ready, room

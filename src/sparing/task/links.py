@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from sparing.core.keys import Ctx
-from sparing.core.normal import from_words, keyed
+from sparing.core.context import Ctx
+from sparing.core.gaussian import from_words, keyed
 
 KINDS = {"3g": (1.0, 4.0), "4g": (8.0, 25.0), "wifi": (15.0, 60.0), "fibre": (100.0, 300.0)}
 """Mbit/s up and down: round figures we assume, not measurements."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError, DataError, SparingError
 from sparing.task.clients import Clients, Pair, check_filled, check_samples, check_scale, check_values, named
-from sparing.task.losses import Loss, default_loss
+from sparing.train.losses import Loss, default_loss
 
 __all__ = ["Clients", "Task"]
 

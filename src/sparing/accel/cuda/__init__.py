@@ -29,12 +29,12 @@ def stretched(sizes: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def brought(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def constants(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """These numbers on a device, `[n]` int64; brought there once, since a copy is waited for."""
     return torch.tensor(numbers, dtype=torch.int64).to(device)
 
 
-def carried(x: Tensor, device: torch.device) -> Tensor:
+def place(x: Tensor, device: torch.device) -> Tensor:
     """A tensor on its way to a device; the host does not wait until the device has come so far."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 
@@ -44,7 +44,7 @@ def carried_together(rows: Sequence[Tensor], device: torch.device) -> Sequence[T
     if device.type != "cuda":
         return [x.to(device) for x in rows]
     bits = [x.contiguous().view(torch.uint8) for x in rows]
-    far = carried(torch.cat(bits), device).split([len(some) for some in bits])
+    far = place(torch.cat(bits), device).split([len(some) for some in bits])
     return [some.view(x.dtype) for some, x in zip(far, rows, strict=True)]
 
 

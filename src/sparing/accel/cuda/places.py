@@ -22,7 +22,7 @@ def places_of(columns: list[list[Tensor | None]], device: torch.device) -> Tenso
     """
     begin = [[0 if x is None else x.data_ptr() for x in some] for some in columns]
     steps = [[0 if x is None or x.shape[0] == 1 else x.stride(0) for x in some] for some in columns]
-    return carried(torch.tensor([a + b for a, b in zip(begin, steps, strict=True)]), device)
+    return place(torch.tensor([a + b for a, b in zip(begin, steps, strict=True)]), device)
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Local training of many clients on a GPU by a recorded step, with kernels of our own."""

@@ -1,0 +1,118 @@
+"""Local training of a chunk of clients on a GPU by a `Recording`: which one, and who may take part."""
+
+import threading
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from sparing.accel.bf16 import refuse_half_on_cuda
+from sparing.accel.train_cuda.recording import Played, Recording
+from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table_here
+from sparing.accel.train_stacked.stacked import train_stacked
+from sparing.accel.cuda import found
+from sparing.core.later import Judge, doubt
+from sparing.core.method import Local, Phase
+from sparing.core.tree import Trained, Tree
+from sparing.train.lesson import Lesson, not_finite
+from sparing.train.precision import multiplying_as
+
+KEPT, AMPLE = 8, 4
+"""Recordings kept for a model; how many times the room that is needed, in clients and in steps, one may have."""
+
+
+def can_capture(local: Local, start: Tree) -> bool:
+    """Whether all that a step does can be replayed: SGD in float32 on CUDA, steered by nothing from the side."""
+    plain = all(p.optimiser == "sgd" and not p.prox and not p.correct and not p.holds for p in local.phases)
+    here = all(
+        x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
+        for x in start.values()
+    )
+    return plain and here and len(start) > 0 and found()
+
+
+def train_recorded_or_stacked(lesson: Lesson) -> tuple[Trained, Tensor]:
+    """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
+    steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
+    if lesson.graph and not steered and can_capture(lesson.local, lesson.start):
+        with multiplying_as(lesson.precision):
+            out = _play_phases(lesson)
+        if out is not None:
+            played, losses = out
+            doubt(lesson.ctx.doubts, played.peaks, _judge_peaks(played.names, lesson))
+            return played.after, losses
+    refuse_half_on_cuda(lesson)
+    return train_stacked(lesson)
+
+
+def _judge_peaks(names: list[str], lesson: Lesson) -> Judge:
+    def judge(values: Tensor) -> None:
+        for i, k in (~values.isfinite()).nonzero().tolist():
+            raise not_finite(names[i], k, lesson)
+
+    return judge
+
+
+def _play_phases(lesson: Lesson) -> tuple[Played, Tensor] | None:
+    """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
+    step."""
+    data, phases, ctx = lesson.data, lesson.local.phases, lesson.ctx
+    longest = int(data.count.max())  # of all clients: a recording has one width, and chunks should share it
+    tables = [step_table_here(data, phase, number, ctx, longest) for number, phase in enumerate(phases)]
+    if not all(_in_step(lesson.model, table) for table in tables):
+        return None
+    played, losses, state = None, torch.zeros(len(ctx.ids)), lesson.start
+    for number, (phase, table) in enumerate(zip(phases, tables, strict=True)):
+        state = state if played is None else state | dict(played.after)
+        with TURN:
+            played = _recording(lesson, phase, table, state).play(state, table)
+            losses = reported_losses(played.losses, table._replace(counts=played.counts), phase, number, ctx)
+    return None if played is None else (played, losses)
+
+
+def _in_step(model: nn.Module, table: StepTable) -> bool:
+    """Whether those who have finished early can stay in the batch: all finish together, or no statistics move."""
+    even = table.alive[-1] == table.order.shape[0]
+    return even or not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
+
+
+RECORDS: "WeakKeyDictionary[nn.Module, list[tuple[Any, Recording]]]" = WeakKeyDictionary()
+TURN = threading.Lock()
+"""A recording has one place for everything, so it plays for one caller at a time."""
+
+
+def _recording(lesson: Lesson, phase: Phase, table: StepTable, state: Tree) -> Recording:
+    """The smallest that has room, made if there is none yet.
+
+    The first is made to measure. Where clients come in different numbers, one made later has more room than those
+    before it, so that there are soon enough: room that is not needed costs some time on the GPU, recording far more.
+    """
+    known = RECORDS.setdefault(lesson.model, [])
+    steps, k = len(table.alive), table.order.shape[0]
+    even = all(table.full) and set(table.width) == {table.places.shape[2]} and table.alive[-1] == k
+    shared = tuple(name for name, x in state.items() if x.shape[0] == 1)
+    key = (lesson.loss, lesson.data, phase, lesson.local.buffers, table.places.shape[2], shared)
+    key = (*key, lesson.device, lesson.precision)
+    alike = [record for other, record in known if other == key and (even or record.real is not None)]
+    alike = [record for record in alike if record.k <= AMPLE * k and record.steps <= AMPLE * steps]
+    fits = [record for record in alike if k <= record.k and steps <= record.steps]
+    if fits:
+        record = min(fits, key=lambda one: (one.k, one.real is not None, one.steps))
+        known.sort(key=lambda one: one[1] is record)  # what was used last stands last
+        return record
+    k, steps = _roomy(k, [one.k for one in alike]), _roomy(steps, [one.steps for one in alike])
+    del known[: -(KEPT - 1)]
+    record = Recording(lesson, phase, table, k, steps, not even, state)
+    known.append((key, record))
+    return record
+
+
+def _roomy(n: int, before: list[int]) -> int:
+    """Room for n, with some to spare where it is more than there was before.
+
+    >>> _roomy(12, []), _roomy(14, [12]), _roomy(10, [12, 18])
+    (12, 18, 18)
+    """
+    most = max(before, default=n)
+    return most if n <= most else -(-n * 5 // 4)

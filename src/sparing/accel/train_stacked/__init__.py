@@ -1,0 +1,1 @@
+"""Local training of many clients in every operation (vmap), on a CPU or a GPU."""

@@ -1,0 +1,142 @@
+"""Local training of a whole chunk of clients in one step: vmap over grad over functional_call.
+
+Clients are lined up by their number of steps, longest first, so those still training are always the first m rows and
+a finished client's weights, momenta and statistics are simply not touched any more. Within a batch, short clients are
+padded with one of their own samples, which no loss and no statistic counts. The samples of a batch must not look at
+each other except through BatchNorm.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sparing.accel.keyed_classes import LoopNorm, stacked_copy
+from sparing.accel.train_stacked.schedule import reported_losses, step_table
+from sparing.core.errors import ConfigError
+from sparing.core.method import Phase
+from sparing.core.threads import intra_op
+from sparing.core.tree import Tree
+from sparing.task.dataset import prepared
+from sparing.train.augment import augmented
+from sparing.train.lesson import Lesson, check_finite
+from sparing.train.losses import Loss, sample_losses
+from sparing.train.optim import factor_pairs, first_of, first_rows, fresh, keep, kept, rows_of, update
+from sparing.train.precision import multiplying_on
+from sparing.train.working_copy import WorkingCopy, trained_names
+
+
+def train_stacked(lesson: Lesson) -> tuple[Tree, Tensor]:
+    """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
+    if lesson.precision == "bf16":
+        raise ConfigError(
+            "path 'stacked' on a CPU trains in float32, but precision is bf16: use 'loop-fast' or 'implicit'"
+        )
+    with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
+        after, losses = _train_together(lesson)
+        check_finite(after, lesson)
+    return after, losses
+
+
+def _train_together(lesson: Lesson) -> tuple[Tree, Tensor]:
+    start, device = lesson.start, lesson.device
+    work = stacked_copy(lesson.model, device, lesson.static)
+    refuse_unstackable(work.module)
+    k = len(lesson.ctx.ids)
+    first = {name: start[name].expand(k, *start[name].shape[1:]) for name in work.state}
+    state = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
+    losses = torch.zeros(k)
+    for number, phase in enumerate(lesson.local.phases):
+        losses = _train_phase_together(work, lesson, phase, number, state)
+    return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
+
+
+def _train_phase_together(work: WorkingCopy, lesson: Lesson, phase: Phase, number: int, state: Tree) -> Tensor:
+    """Train all rows of `state`, in place, and give the reported losses `[K]`."""
+    data, device, remembered = lesson.data, lesson.device, lesson.memory
+    table = step_table(data, phase, number, lesson.ctx, device)
+    names = trained_names(work, phase)
+    rows = {name: x[table.order.to(device)] for name, x in state.items()}
+    beside = rows_of(lesson.aside, phase, names, table.order.to(device))
+    step = _batch_step(work, lesson.loss, names)
+    memory = kept(fresh(phase, [rows[name] for name in names]), names, remembered, table.order.to(device))
+    pairs = factor_pairs(names)
+    seen = torch.zeros(len(table.alive), len(table.order), dtype=torch.float64, device=device)
+    for t, (m, width) in enumerate(zip(table.alive, table.width, strict=True)):
+        places = table.places[t, :m, :width]
+        real = None if table.full[t] else table.real[t, :m, :width]
+        now = {name: x[:m] for name, x in rows.items()}
+        samples = augmented(prepared(data.x[places].to(device)), table.views[t, :m], data.augment)
+        grads, values, changed = step(now, samples, data.y[places].to(device), real, table.keys[t, :m])
+        params = [now[name] for name in names]
+        update(phase, t, params, grads, first_of(beside, m), first_rows(memory, m), pairs, stacked=True)
+        for name, x in changed.items():
+            now[name].copy_(x)
+        seen[t, :m] = values
+    back = table.order.to(device)
+    for name, x in rows.items():
+        state[name][back] = x
+    keep(memory, names, remembered, back)
+    return reported_losses(seen.cpu(), table, phase, number, lesson.ctx)
+
+
+_Stepper = Callable[[Tree, Tensor, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
+
+
+def _batch_step(work: WorkingCopy, loss: Loss, names: list[str]) -> _Stepper:
+    """One step of m clients: (state, x, y, real, keys) -> (gradients in order of names, losses `[m]`, new buffers)."""
+    buffers = [name for name, x in work.state.items() if not isinstance(x, nn.Parameter)]
+
+    def forward(
+        params: Tree, rest: Tree, x: Tensor, y: Tensor, real: Tensor | None, key: Tensor
+    ) -> tuple[Tensor, Tree]:
+        work.step.begin(key, real)
+        state = {**params, **rest}
+        losses = sample_losses(loss, functional_call(work.module, state, (x,)), y)
+        total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum()
+        return total, {name: state[name].detach() for name in buffers}
+
+    def step(state: Tree, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
+        params = {name: state[name] for name in names}
+        rest = {name: value for name, value in state.items() if name not in params}
+        axes: Any = (0, 0, 0, 0, None if real is None else 0, 0)
+        one: Any = grad_and_value(forward, has_aux=True) if names else forward
+        out = _say_loop(lambda: vmap(one, in_dims=axes, randomness="error")(params, rest, x, y, real, keys))
+        work.step.begin(None)
+        if not names:
+            return [], *out
+        grads, (values, changed) = out
+        return [grads[name] for name in names], values, changed
+
+    return step
+
+
+def _say_loop(run: Callable[[], Any]) -> Any:
+    """Torch's refusal to stack, in words that help."""
+    try:
+        return run()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if "randomness" not in str(error):
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"this model cannot be trained with clients stacked ({reason}): use path 'loop'"
+            ) from error
+        raise ConfigError(
+            "the model draws random numbers outside nn.Dropout (F.dropout, or dropout inside LSTM or attention), which "
+            "cannot be keyed by client when clients are stacked: use path 'loop'"
+        ) from error
+
+
+def refuse_unstackable(model: nn.Module) -> None:
+    for name, layer in model.named_modules():
+        foreign = isinstance(layer, _BatchNorm) and not isinstance(layer, LoopNorm)
+        if foreign or (getattr(layer, "track_running_stats", False) and not isinstance(layer, _BatchNorm)):
+            raise ConfigError(
+                f"layer {name!r} ({type(layer).__name__}) keeps running statistics that padding would enter when "
+                "clients are stacked: use path 'loop'"
+            )

@@ -1,0 +1,168 @@
+"""Accuracy and loss of models on samples. Evaluating changes nothing: no model, no random state, no mode."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sparing.core.errors import ConfigError
+from sparing.core.threads import intra_op
+from sparing.core.tree import Tree, rows
+from sparing.task.clients import Clients
+from sparing.task.dataset import prepared
+from sparing.train.keyed_layers import looks_at_batches
+from sparing.train.losses import Loss, accuracy, sample_losses
+from sparing.train.metrics import micro_aucs
+from sparing.train.torch_rng import GATE, own_rng
+from sparing.train.working_copy import (
+    WorkingCopy,
+    check_names,
+    device_of_tree,
+    gathered_samples,
+    load_row,
+    working_copy,
+)
+
+
+class Scores(NamedTuple):
+    """What a model makes of n samples, on its device."""
+
+    hits: Tensor  # [n] accuracy of each
+    losses: Tensor  # [n]
+    guesses: Tensor  # [n, C] probabilities where the output is a choice between classes, else [n, 0]
+    y: Tensor  # [n, ...] their targets
+
+
+CopyMaker = Callable[[nn.Module, torch.device, bool], WorkingCopy]
+"""Makes a working copy of a model on a device; the bool: `static`."""
+
+
+class Runner(NamedTuple):
+    """How models are run outside training."""
+
+    copy: CopyMaker  # in evaluation mode, new
+    lend: Callable[[nn.Module, torch.device, bool], AbstractContextManager[WorkingCopy]]  # the same, for the time being
+    score_rows: Callable[[WorkingCopy, Loss, Tree, Clients, Tensor], Scores] | None = None  # K models at once
+
+
+def frozen_copy(model: nn.Module, device: torch.device, static: bool) -> WorkingCopy:
+    """A working copy in evaluation mode."""
+    work = working_copy(model, device, static)
+    work.module.eval()
+    return work
+
+
+@contextmanager
+def _lent(model: nn.Module, device: torch.device, static: bool) -> Iterator[WorkingCopy]:
+    yield frozen_copy(model, device, static)
+
+
+PLAIN_RUNNER = Runner(frozen_copy, _lent)
+
+
+def evaluate(
+    model: nn.Module,
+    loss: Loss,
+    models: Tree,
+    data: Clients,
+    ids: Tensor,
+    static: bool = False,
+    runner: Runner = PLAIN_RUNNER,
+) -> dict[str, Tensor]:
+    """Client k's model (leaves `[K, *shape]`, or `[1, *shape]` for all) on the samples of client ids[k].
+
+    Gives accuracy, loss and auc, float64 `[K]`, and count, int64 `[K]`, on the CPU. A client without samples has NaN;
+    so have accuracy and auc where targets are floats. `static`: BatchNorm uses batch statistics, as in training.
+
+    Models of their own are run one by one, so that a row does not depend on the chunk, or all at once where the
+    `runner` does so and the last bits may; a model that looks at batch statistics always runs by itself. One model for
+    everybody runs over all samples together, where they may as well.
+
+    >>> data = Clients.of([([[1.0, 0.0]], [0]), ([[0.0, 1.0], [3.0, 0.0]], [1, 1])])
+    >>> model, loss = nn.Linear(2, 2, bias=False), nn.CrossEntropyLoss(reduction="none")
+    >>> evaluate(model, loss, {"weight": torch.eye(2)[None]}, data, torch.arange(2))["accuracy"]
+    tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    check_names(model, models)
+    ids, k = ids.cpu(), len(ids)
+    count = data.count[ids]
+    owner = torch.arange(k).repeat_interleave(count)
+    alone = static or looks_at_batches(model, static)
+    lent = runner.lend(model, device_of_tree(models), static)
+    with torch.no_grad(), GATE.side_by_side(), lent as work, own_rng(work.device), intra_op(1):
+        if rows(models) == 1 and not alone:
+            load_row(work, models, 0)
+            place = (data.start[ids] - (count.cumsum(0) - count))[owner] + torch.arange(len(owner))
+            found = _scores(work, loss, data.x, data.y, place)
+        elif runner.score_rows is not None and not alone:
+            found = runner.score_rows(work, loss, models, data, ids)
+        else:
+            parts = []
+            for i in count.nonzero()[:, 0].tolist():
+                load_row(work, models, i)
+                x, y = data.client(int(ids[i]))
+                parts.append(_scores(work, loss, x, y, torch.arange(len(x))))
+            found = _joined_scores(parts)
+        area = micro_aucs(found.guesses, found.y, owner.to(work.device, non_blocking=True), k)
+        figures = torch.cat([found.hits.double(), found.losses.double(), area]).cpu()
+    hits, losses, area = figures.split([len(owner), len(owner), k])
+    right, lost = (torch.zeros(k, dtype=torch.float64).index_add_(0, owner, x) for x in (hits, losses))
+    return {"accuracy": right / count, "loss": lost / count, "auc": area, "count": count}
+
+
+def evaluate_all(
+    model: nn.Module,
+    loss: Loss,
+    tree: Tree,
+    x: Tensor,
+    y: Tensor,
+    static: bool = False,
+    runner: Runner = PLAIN_RUNNER,
+) -> dict[str, float]:
+    """One model (leaves `[1, *shape]`) on one set of samples: accuracy, loss, auc and count.
+
+    >>> out = evaluate_all(nn.Flatten(), nn.CrossEntropyLoss(reduction="none"), {}, torch.eye(2), torch.tensor([0, 0]))
+    >>> out["accuracy"], out["count"]
+    (0.5, 2)
+    """
+    check_names(model, tree)
+    with torch.no_grad(), runner.lend(model, device_of_tree(tree), static) as work, own_rng(work.device):
+        load_row(work, tree, 0)
+        found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device))
+        area = micro_aucs(found.guesses, found.y, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
+        figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]])
+    hit, lost, under = figures.tolist()
+    return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x)}
+
+
+def _scores(work: WorkingCopy, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> Scores:
+    """Of the samples at these places.
+
+    Batches are as equal as can be: with batch statistics, a last batch of one would say nothing.
+    """
+    parts = []
+    for place in places.to(x.device).tensor_split(-(-len(places) // work.width) or 1):
+        if len(place):
+            output = work.module(prepared(gathered_samples(x, place, work)))
+            parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device)))
+    return _joined_scores(parts)
+
+
+def scored_batch(loss: Loss, output: Any, y: Tensor) -> Scores:
+    if not isinstance(output, Tensor):
+        raise ConfigError(
+            f"in evaluation, what the model gives is of type {type(output).__name__}, and accuracy is taken of one "
+            "tensor: let its forward give the tensor alone unless self.training"
+        )
+    plain = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+    guesses = output.softmax(1) if plain else output.new_zeros(len(output), 0)
+    return Scores(accuracy(output, y), sample_losses(loss, output, y), guesses, y)
+
+
+def _joined_scores(parts: list[Scores]) -> Scores:
+    if not parts:
+        none = torch.zeros(0)
+        return Scores(none, none, none, none)
+    return Scores(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -1,0 +1,92 @@
+"""Losses and accuracy per sample: `(output, y) -> [B]`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from sparing.core.errors import ConfigError, DataError
+
+Loss = Callable[[Any, Tensor], Tensor]
+"""What the model gives, mostly a tensor, and the targets, to one number per sample."""
+
+
+def default_loss(y: Tensor) -> Loss:
+    """Cross entropy for integer targets, mean squared error for float ones."""
+    return squared_error if y.is_floating_point() else cross_entropy
+
+
+def sample_losses(loss: Loss, output: Any, y: Tensor) -> Tensor:
+    """The loss of each sample, refused where it is not `[B]`: a mean would hide padding and weigh batches wrongly."""
+    if not isinstance(output, Tensor) and loss in (cross_entropy, squared_error):
+        raise ConfigError(
+            f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give Task "
+            "a loss of (output, y) that takes it apart, or a model that gives one tensor"
+        )
+    value = loss(output, y)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        seen = f"{value.dtype} numbers" if isinstance(value, Tensor) else f"something of type {type(value).__name__}"
+        raise ConfigError(f"the loss gives {seen}: let it give a tensor of floats, one per sample")
+    if value.shape != y.shape[:1]:
+        raise ConfigError(
+            f"the loss gives shape {tuple(value.shape)} for {y.shape[0]} samples: let it give one number per sample, "
+            "as torch's losses do with reduction='none'"
+        )
+    return value
+
+
+def in_float32(output: Any) -> Any:
+    """What a model gives in half precision, as losses take it; a tuple or dict of tensors stays one."""
+    return tree_map(lambda x: x.float() if isinstance(x, Tensor) and x.is_floating_point() else x, output)
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Classes `y [B]`, or sequences `[B, T]` with the mean over T.
+
+    The class axis of `output` is the last one, or axis 1 where only that fits y.
+
+    >>> cross_entropy(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
+    tensor([0.6931])
+    """
+    if y.ndim == 1:
+        return F.cross_entropy(output, y, reduction="none")
+    logits = classes_last(output, y)
+    if logits is None:
+        raise DataError(
+            f"the model gives {tuple(output.shape)} for targets {tuple(y.shape)}: give it {(*y.shape, 'classes')}"
+        )
+    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="none")
+    return flat.reshape(y.shape[0], -1).mean(1)
+
+
+def squared_error(output: Tensor, y: Tensor) -> Tensor:
+    """Mean over each sample's values; an output `[B, 1]` fits targets `[B]`."""
+    if output.numel() != y.numel():
+        raise DataError(
+            f"the model gives {tuple(output.shape)} for float targets {tuple(y.shape)}: give it the targets' shape, or "
+            "give classes as whole numbers"
+        )
+    return (output.reshape(y.shape) - y).square().reshape(y.shape[0], -1).mean(1)
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """Share of each sample's labels guessed right, `[B]`; NaN where the output is no choice between classes.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor([1., 0.])
+    """
+    logits = None if y.is_floating_point() else classes_last(output, y)
+    if logits is None or logits.shape[-1] < 2:
+        return torch.full((len(y),), torch.nan, device=y.device)
+    return (logits.argmax(-1) == y).float().reshape(len(y), -1).mean(1)
+
+
+def classes_last(output: Tensor, y: Tensor) -> Tensor | None:
+    if output.shape[:-1] == y.shape:
+        return output
+    if output.ndim == y.ndim + 1 and output.shape[:1] + output.shape[2:] == y.shape:
+        return output.movedim(1, -1)
+    return None

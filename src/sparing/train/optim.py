@@ -1,0 +1,205 @@
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch.optim itself is written in, but carry no public name.
+"""SGD and Adam exactly as torch.optim writes them, on lists of tensors, in place.
+
+The loop path hands in one client's parameters, the stacked path the same tensors with a client axis in front: all
+arithmetic but the gradient norm is elementwise, so both use the same lines.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparing.core.factors import along, pace, squared
+from sparing.core.method import Phase
+from sparing.core.tree import Layout, Tree
+
+Memory = dict[str, list[Tensor]]
+Pairs = list[tuple[int, int]]
+"""Places of the two factors of a layer in a list of parameters."""
+BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+OPTIMISERS = ("sgd", "adam")
+
+
+def is_plain(phase: Phase) -> bool:
+    """Whether a step is W -= lr * gradient and nothing else."""
+    more = phase.momentum, phase.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
+    return phase.optimiser == "sgd" and phase.clip is None and not any(more)
+
+
+class Aside(NamedTuple):
+    """Trees that steer training from the side, leaves `[K, *shape]` or `[1, *shape]`."""
+
+    anchor: Tree  # what FedProx's term draws to
+    pull: Tree  # what is added to the gradients of phases that `correct`
+
+
+class Beside(NamedTuple):
+    """The same for the parameters of one phase, in their order; empty where nothing steers."""
+
+    anchors: list[Tensor]
+    pulls: list[Tensor]
+    holds: list[int]  # places of tensors in which zeros stay zero
+
+
+def rows_of(aside: Aside, phase: Phase, names: list[str], rows: Tensor | slice, alone: bool = False) -> Beside:
+    """These clients' rows; `alone`: of one client, without the client axis."""
+
+    def chosen(x: Tensor) -> Tensor:
+        x = x if x.shape[0] == 1 and isinstance(rows, slice) else x.expand(max(len(x), count), *x.shape[1:])[rows]
+        return x[0] if alone else x
+
+    count = len(rows) if isinstance(rows, Tensor) else 1
+    anchors = [chosen(aside.anchor[name]) for name in names] if phase.prox else []
+    zero = torch.zeros(())
+    pulls = [chosen(aside.pull[name]) if name in aside.pull else zero for name in names] if phase.correct else []
+    return Beside(anchors, pulls, [i for i, name in enumerate(names) if name in phase.holds])
+
+
+def first_of(beside: Beside, m: int) -> Beside:
+    return Beside([x[:m] for x in beside.anchors], [x[:m] if x.ndim else x for x in beside.pulls], beside.holds)
+
+
+def fresh(phase: Phase, params: Sequence[Tensor]) -> Memory:
+    """What the optimiser remembers, before its first step."""
+    names = ("mean", "square") if phase.optimiser == "adam" else ("velocity",) if phase.momentum else ()
+    return {name: [torch.zeros_like(p) for p in params] for name in names}
+
+
+def velocities(layout: Layout) -> Tree:
+    """What a client keeps between rounds so that its momentum can go on, before its first: leaves `[1, ...]`."""
+    return {
+        f"velocity/{name}": torch.zeros(1, *layout.shapes[name], dtype=layout.dtypes[name]) for name in layout.params
+    }
+
+
+def kept(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> Memory:
+    """The optimiser's memory going on from what these clients remember of earlier rounds, `[K, ...]`."""
+    for i, name in enumerate(names):
+        if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
+            memory["velocity"][i].copy_(old[rows].view_as(memory["velocity"][i]))
+    return memory
+
+
+def keep(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> None:
+    """Write it back for the next round."""
+    for i, name in enumerate(names):
+        if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
+            old[rows] = memory["velocity"][i].view_as(old[rows])
+
+
+def factor_pairs(names: list[str]) -> Pairs:
+    """Layers that stand as two factors are called NAME.a and NAME.b.
+
+    >>> factor_pairs(["conv.a", "conv.b", "conv.bias"])
+    [(0, 1)]
+    """
+    place = {name: i for i, name in enumerate(names)}
+    return [(i, place[f"{n[:-2]}.b"]) for n, i in place.items() if n.endswith(".a") and f"{n[:-2]}.b" in place]
+
+
+def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength: float) -> list[Tensor]:
+    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B, in the layer's `pace`.
+
+    A dense layer's factors are a [m, r] and b [r, n]; a convolution's are a [m, r, k, 1] and b [r, n, 1, k]. A client
+    axis may come first.
+    """
+    grads = list(grads)
+    for i, j in pairs:
+        a, b = params[i], params[j]
+        of_a, of_b = along(pace(a, b), a)
+        if a.ndim >= 4:
+            columns, rows = a.transpose(-4, -3).flatten(-3), b.flatten(-3)  # [r, m k], [r, n k]
+            inner, outer = squared(rows), squared(columns)
+            decay = (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
+            grads[i] = grads[i] + strength * of_a * decay
+            grads[j] = grads[j] + strength * of_b * (outer @ rows).view(b.shape)
+        else:
+            grads[i] = added(grads[i], a, squared(b) * of_a, strength)
+            grads[j] = added(grads[j], of_b * (a.mT @ a), b, strength)
+    return grads
+
+
+def added(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
+    """`grad + strength x y`; of K clients on a GPU in one pass."""
+    if grad.is_cuda and grad.ndim == 3:
+        return torch.baddbmm(grad, x, y, alpha=strength)
+    return grad + strength * (x @ y)
+
+
+def first_rows(memory: Memory, m: int) -> Memory:
+    return {name: [x[:m] for x in tensors] for name, tensors in memory.items()}
+
+
+def update(
+    phase: Phase,
+    t: int,
+    params: list[Tensor],
+    grads: list[Tensor],
+    beside: Beside,
+    memory: Memory,
+    pairs: Pairs,
+    stacked: bool,
+) -> None:
+    """Step t (from 0): FedProx's pull, zeros held, clip, decay, correction, then the optimiser. Overwrites `params`."""
+    if not params:
+        return
+    if phase.prox:
+        pull = torch._foreach_sub(params, beside.anchors)
+        grads = list(torch._foreach_add(grads, pull, alpha=phase.prox))
+    if beside.holds:
+        grads = list(grads)
+        for i in beside.holds:
+            grads[i] = torch.where(params[i] == 0, 0.0, grads[i])
+    if phase.clip is not None:
+        grads = clipped(grads, phase.clip, stacked)
+    factors = {i for pair in pairs for i in pair} if phase.frobenius else set()
+    if phase.weight_decay:
+        plain = [i for i in range(len(params)) if i not in factors]
+        decayed = torch._foreach_add([grads[i] for i in plain], [params[i] for i in plain], alpha=phase.weight_decay)
+        grads = list(grads)
+        for i, g in zip(plain, decayed, strict=True):
+            grads[i] = g
+    if factors:
+        grads = frobenius(grads, params, pairs, phase.frobenius)
+    if beside.pulls:
+        grads = list(torch._foreach_add(grads, beside.pulls))
+    (adam if phase.optimiser == "adam" else sgd)(phase, t, params, grads, memory)
+
+
+def sgd(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+    if phase.momentum:
+        velocity = memory["velocity"]
+        torch._foreach_mul_(velocity, phase.momentum)
+        torch._foreach_add_(velocity, grads)
+        grads = velocity
+    torch._foreach_add_(params, grads, alpha=-phase.lr)
+
+
+def adam(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+    mean, square = memory["mean"], memory["square"]
+    torch._foreach_lerp_(mean, grads, 1 - BETA1)
+    torch._foreach_mul_(square, BETA2)
+    torch._foreach_addcmul_(square, grads, grads, 1 - BETA2)
+    root = torch._foreach_sqrt(square)
+    torch._foreach_div_(root, (1 - BETA2 ** (t + 1)) ** 0.5)
+    torch._foreach_add_(root, EPS)
+    torch._foreach_addcdiv_(params, mean, root, -phase.lr / (1 - BETA1 ** (t + 1)))
+
+
+def clipped(grads: list[Tensor], limit: float, stacked: bool) -> list[Tensor]:
+    """Gradients scaled down to a global norm of `limit`, per client where stacked, as clip_grad_norm_ does it.
+
+    >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], limit=1.0, stacked=False)
+    [tensor([0.6000]), tensor([0.8000])]
+    """
+    if not stacked:
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in grads]))
+        return list(torch._foreach_mul(grads, (limit / (norm + 1e-6)).clamp(max=1.0)))
+    norm_K = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in grads]), dim=0
+    )
+    scale_K = (limit / (norm_K + 1e-6)).clamp(max=1.0)
+    return [g * scale_K.view(-1, *[1] * (g.ndim - 1)) for g in grads]

@@ -1,0 +1,27 @@
+"""The paths of local training by their names. `loop` is always there; accelerators register others."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from sparing.core.errors import ConfigError, nearest
+from sparing.core.tree import Trained
+from sparing.train.evaluate import PLAIN_RUNNER, Runner
+from sparing.train.lesson import Lesson
+from sparing.train.loop import train_loop
+
+
+class TrainPath(NamedTuple):
+    train: Callable[[Lesson], tuple[Trained, Tensor]]  # the models after training, `[K, ...]`, and the losses `[K]`
+    runner: Runner  # how models are evaluated by those who train so
+    in_turn: bool  # one client after the other: a row has the same bits in any chunk
+
+
+PATHS: dict[str, TrainPath] = {"loop": TrainPath(train_loop, PLAIN_RUNNER, in_turn=True)}
+
+
+def path_called(name: str) -> TrainPath:
+    if name not in PATHS:
+        raise ConfigError(f"no path is called {name!r}: {nearest(name, PATHS)}")
+    return PATHS[name]
