@@ -31,7 +31,7 @@ from torch import Tensor
 
 import sparing
 from sparing.core.compose import compose, uplink
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.method import Local, Phase, View
 from sparing.core.registry import known
@@ -122,7 +122,7 @@ def update_of(name: str, folder: Path, device: str = "cpu") -> Update:
         before = sparing.run(about["task"], "fedavg", **study).model
         net.load_state_dict(before)
         start, ids = tree_of(net, layout), torch.tensor([0])
-        ctx = Ctx(0, rounds + 1, rounds + 1, ids, task.train.count[ids], len(task), int(task.train.count.sum()))
+        ctx = context(0, rounds + 1, rounds + 1, ids, task.train.count[ids], len(task), int(task.train.count.sum()))
         after, _ = train(net, task.loss, task.train, Local((Phase(**local),)), start, ctx)
         torch.save({name: after[name] - start[name] for name in layout.shapes}, file)
     return Update(layout, torch.load(file))
@@ -135,7 +135,7 @@ def ours(update: Update, method: list[Any]) -> tuple[Callable[[], bytes], Callab
     """The library's own way: codecs, then the wire."""
     codec = uplink(compose(update.layout, *recipes(method))._replace(memory=False))
     one = torch.tensor([0])
-    ctx = Ctx(0, 1, 1, one, one + 1, 1, 1, cohort=1)
+    ctx = context(0, 1, 1, one, one + 1, 1, 1, cohort=1)
     plain = Schema({n: Spec(tuple(x.shape[1:]), x.dtype) for n, x in update.delta.items()}, {})
     state, schema = codec.init(update.layout), codec.schema(plain, ctx)
 
@@ -324,7 +324,7 @@ def index_bytes(update: Update) -> list[str]:
         for stages in ([sparse.topk(layout, ratio)], [sparse.topk(layout, ratio), tight()]):
             parcel = Parcel({name: Leaf(x) for name, x in update.params.items()}, {})
             one = torch.tensor([0])
-            view = View(Ctx(0, 1, 1, one, one + 1, 1, 1), {}, {}, {})
+            view = View(context(0, 1, 1, one, one + 1, 1, 1), {}, {}, {})
             for stage in stages:
                 parcel, _ = stage.encode(parcel, {}, view)
             found.append(float(sizes(parcel)["index"][0]) + len(parcel.leaves))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from sparing.core.factors import matrix_of, product
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.tree import layout_of, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
 from sparing.task.data import load
@@ -74,7 +74,7 @@ def measured(fit, models, names):
         best = {name: torch.linalg.svd(matrix_of(model[name])[0], full_matrices=False).S for name in names}
         full.append(time.process_time() - began)
         began = time.process_time()
-        state, said = fit.learn(state, model, Ctx(0, t, len(models), one, one, 1, 1))
+        state, said = fit.learn(state, model, context(0, t, len(models), one, one, 1, 1))
         ours.append(time.process_time() - began)
         fallbacks += int(said["fallbacks"])
         for name in names:

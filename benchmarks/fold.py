@@ -17,7 +17,7 @@ import time
 import torch
 
 from sparing.core.fold import Fold
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.method import Arrival
 
 RESNET = [(64, 3, 3, 3), *[(64, 64, 3, 3)] * 4]
@@ -41,7 +41,7 @@ def fold_all(model, pool, clients, chunk):
         ids = torch.arange(start, min(start + chunk, clients))
         n = torch.full((len(ids),), 10)
         update = {name: x[: len(ids)] for name, x in pool.items()}
-        fold.add(Arrival(update, {}, {}, model, Ctx(0, 1, 1, ids, n, clients, 10 * clients)), n.double(), {})
+        fold.add(Arrival(update, {}, {}, model, context(0, 1, 1, ids, n, clients, 10 * clients)), n.double(), {})
     return fold.mean().update
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from sparing.core.compose import compose
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.method import Arrival, Blended
 from sparing.core.round import Under, first_row, first_server, outgoing
 from sparing.core.tree import Tree, layout_of, tree_of
@@ -100,7 +100,7 @@ def measure(home: Path, args: argparse.Namespace) -> None:
     server = server._replace(blend={f"0/{name}": x for name, x in state.items()}, seen=state["stored"])
     ids = torch.randperm(args.clients, generator=torch.Generator().manual_seed(1))[: args.sample].sort().values
     n = torch.full_like(ids, 50)
-    ctx = Ctx(0, 7, 10, ids, n, args.clients, 50 * args.clients, len(ids), torch.zeros_like(ids, dtype=torch.bool))
+    ctx = context(0, 7, 10, ids, n, args.clients, 50 * args.clients, len(ids), torch.zeros_like(ids, dtype=torch.bool))
 
     times = []
     for _ in range(args.repeats):

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel
+from sparing.core.context import Ctx, context
 from sparing.core.method import View
+from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.run.results import Record
 
@@ -27,7 +27,7 @@ def stop_after(t: int) -> Callable[[Record], None]:
 
 def make_ctx(ids: list[int], n: list[int] | None = None, seed: int = 0, t: int = 1, clients: int = 50) -> Ctx:
     counts = torch.tensor(n if n is not None else [10 + i for i in ids])
-    return Ctx(
+    return context(
         seed=seed, round=t, rounds=20, ids=torch.tensor(ids), n=counts, clients=clients, samples=1000, cohort=len(ids)
     )
 

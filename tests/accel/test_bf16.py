@@ -10,8 +10,8 @@ import sparing
 from sparing.accel.train_cpu import held_steps as held
 from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.accel.train_cpu.held_steps import Held
+from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import tree_of
 from sparing.parts.lowrank import resized_module
@@ -78,7 +78,7 @@ def trained(
     model, precision="bf16", path="loop-fast", who=(0, 1, 2), phase=None, phases=(), start=None, loss=cross_entropy
 ):  # fmt: skip
     clients, ids = data(), torch.tensor(who)
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=clients.count[ids], clients=3, samples=46)
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=clients.count[ids], clients=3, samples=46)
     local = Local(phases or (phase or Phase(epochs=2, batch=8, lr=0.05),))
     start = tree_of(model) if start is None else start
     return train(model, loss, clients, local, start, ctx, path, precision=precision)

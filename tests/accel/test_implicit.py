@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import sparing
+from sparing.accel.lazy_product import Product
 from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
+from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.fold import terms
-from sparing.core.context import Ctx
-from sparing.accel.lazy_product import Product
 from sparing.core.method import Local, Phase
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -59,7 +59,7 @@ def cohort(sizes=SIZES, dtype=torch.float32) -> Clients:
 
 def context(data: Clients, ids=IDS) -> Ctx:
     ids = torch.tensor(ids)
-    return Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
+    return context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
 
 def gap(a: Tree, b: Tree) -> float:

@@ -13,7 +13,7 @@ from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.accel.train_cpu.convolutions import UnfoldedConv, has_few_places, recast_convolutions
 from sparing.accel.train_cpu.fast_copy import fast_copy
 from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain, moving_by_factors
-from sparing.core.context import Ctx
+from sparing.core.context import context
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, tree_of
 from sparing.task.clients import Clients
@@ -138,7 +138,7 @@ def trained(model, monkeypatch, large: int, phase: Phase) -> dict:
         (torch.randn(n, 6, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in (20, 7)
     ]
     data, ids = Clients.of(pairs), torch.arange(2)
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=2, samples=27)
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=2, samples=27)
     return dict(train(model, cross_entropy, data, Local((phase, phase)), tree_of(model), ctx, "loop-fast")[0])
 
 
@@ -156,7 +156,7 @@ def test_within_a_millionth_in_single_precision(monkeypatch):
     model, phase = built("chain").float(), Phase(epochs=2, batch=8, lr=0.3)
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.randn(30, 6, generator=g), torch.randint(3, (30,), generator=g))])
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
+    ctx = context(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
     seen = []
     for large in (1 << 40, 1):
         monkeypatch.setattr(outer, "LARGE", large)
@@ -282,7 +282,7 @@ def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):
     model, phase, bits = built("chain").float(), Phase(epochs=2, batch=8, lr=0.3), []
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.randn(30, 6, generator=g), torch.randint(3, (30,), generator=g))])
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
+    ctx = context(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
     monkeypatch.setattr(outer, "LARGE", 1)
     for alone in (True, False):
         monkeypatch.setattr(outer, "is_transparent", lambda model, alone=alone: alone)

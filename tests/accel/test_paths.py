@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import sparing
+from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.run import plan
@@ -44,7 +44,7 @@ def test_the_plain_loop_and_the_fast_one_agree(name, phase):
         torch.manual_seed(1)
         model = MODELS[name]()
     data, ids = cohort(), torch.tensor([2, 0, 1])
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=3, samples=62)
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=3, samples=62)
     how = (model, cross_entropy, data, Local((phase,)), tree_of(model))
     (plain, said), (fast, told) = (train(*how, ctx, path) for path in ("loop", "loop-fast"))
     assert torch.allclose(said["loss"], told["loss"], rtol=1e-4)
@@ -57,7 +57,7 @@ def test_the_plain_loop_and_the_fast_one_agree(name, phase):
 
 def test_the_plain_loop_is_for_float32():
     model, data = MODELS["MLP"](), cohort()
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=torch.tensor([0]), n=data.count[:1], clients=3, samples=62)
+    ctx = context(seed=5, round=2, rounds=9, ids=torch.tensor([0]), n=data.count[:1], clients=3, samples=62)
     with pytest.raises(ConfigError, match="path 'loop' trains in float32, but precision is bf16: use 'loop-fast'"):
         train(model, cross_entropy, data, Local(), tree_of(model), ctx, precision="bf16")
     with pytest.raises(ConfigError, match=r"plan\.path is loop, on a CPU for float32 alone.*use loop-fast"):

@@ -8,8 +8,8 @@ from torch.nn.functional import pad
 
 import sparing.accel.train_stacked.schedule as schedule
 from sparing.accel.train_stacked.schedule import reported_losses, step_table
+from sparing.core.context import Ctx, context
 from sparing.core.errors import TrainingError
-from sparing.core.context import Ctx
 from sparing.core.keys import hashes
 from sparing.core.method import Phase
 from sparing.task.clients import Clients
@@ -28,7 +28,7 @@ def clients(counts: list[int]) -> Clients:
 
 def context(data: Clients, ids: list[int]) -> Ctx:
     who = torch.tensor(ids)
-    return Ctx(seed=3, round=2, rounds=9, ids=who, n=data.count[who], clients=len(data), samples=len(data.y))
+    return context(seed=3, round=2, rounds=9, ids=who, n=data.count[who], clients=len(data), samples=len(data.y))
 
 
 batch = st.sampled_from([1, 3, 10, 100])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.core.context import Ctx
+from sparing.core.context import context
 from sparing.core.method import Local, Phase
 from sparing.core.tree import to, tree_of
 from sparing.task.clients import Clients
@@ -37,7 +37,7 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
         [(torch.randn(n, 6, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in sizes]
     )
     ids, phase = torch.tensor([2, 0, 3, 1]), Phase(epochs=2, batch=8, momentum=0.9, clip=1.0, prox=0.1)
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=4, samples=59)
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=4, samples=59)
     wanted, note = train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)
     start, there = to(tree_of(model), "cuda"), ctx._replace(ids=ids.to(where))
     before = torch.cuda.get_rng_state()
@@ -63,7 +63,7 @@ def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
     ]
     data = replace(Clients.of(pairs), augment=augments(["crop", "flip"], (2, 8, 8)))
     ids, local = torch.arange(3), Local((Phase(epochs=2, batch=8),))
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count, clients=3, samples=26)
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count, clients=3, samples=26)
     with torch.backends.cudnn.flags(allow_tf32=False):
         for norm in ("group", "static"):
             model = resnet(Basic, (1, 1), 2, 3, norm, width=8)

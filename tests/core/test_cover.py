@@ -1,8 +1,6 @@
 import pytest
 import torch
 
-from sparing.core.votes import Votes
-
 SHARES = torch.tensor([0.25, 0.5, 0.125], dtype=torch.float64)
 MASKS = torch.tensor([[True, True, False], [True, False, False], [False, True, False]])
 

@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from sparing.core import inner
-from sparing.core.reduce import Term, dots
 from sparing.accel.lazy_product import Product, formed
-from sparing.core.reduce import total
+from sparing.core import inner
+from sparing.core.reduce import Term, total
 
 SHAPES = [(3, 2), (), (5000,), (0,), (70, 300)]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.core.capacity import by_capacity
-from sparing.core.keys import BLOCK, GOLDEN, choose, choose_in_band, few_hashes, few_keys, hashes, mix, signed, tag_word
+from sparing.core.keys import BLOCK, GOLDEN, choose, choose_in_band, few_hashes, few_keys, hashes, mix, signed
 from support import make_ctx
 
 

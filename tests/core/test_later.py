@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from sparing.core.later import asked, doubt
 
 

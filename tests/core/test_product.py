@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from sparing.accel.grown import Grown
+from sparing.accel.lazy_product import Product, formed, less
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
-from sparing.core.reduce import rows
-from sparing.core.parcel import Leaf, Parcel
-from sparing.accel.lazy_product import Product, formed, less
 from sparing.core.method import Arrival
-from sparing.accel.grown import Grown
+from sparing.core.parcel import Leaf, Parcel
+from sparing.core.reduce import rows
 from sparing.core.tree import only, since
 from sparing.core.wire import sizes, to_bytes
 from support import make_ctx

@@ -14,8 +14,8 @@ from torch import nn
 
 import sparing
 from sparing.accel.train_cpu import outer_sgd as outer
+from sparing.core.context import context
 from sparing.core.errors import TrainingError
-from sparing.core.context import Ctx
 from sparing.core.threads import side_by_side
 from sparing.engines.engine import parts
 from sparing.task.task import Task
@@ -225,7 +225,7 @@ def test_works_on_threads_items_and_takes_on_this_one_in_order():
 )
 def test_threads_get_equally_many_chunks_and_no_more_clients_at_once(threads, chunk, path, sizes):
     n = torch.tensor(SIZES)
-    ctx = Ctx(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
+    ctx = context(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
     job = SimpleNamespace(aside=threads, chunk=chunk, path=path, method=SimpleNamespace(fit=None))
     found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
     assert [len(part.ids) for part in found] == sizes
@@ -234,7 +234,7 @@ def test_threads_get_equally_many_chunks_and_no_more_clients_at_once(threads, ch
 
 def test_threads_of_path_loop_get_equally_much_data():
     n = torch.tensor([1, 90, 5, 60, 20, 50, 10, 7])
-    ctx = Ctx(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
+    ctx = context(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
     job = SimpleNamespace(aside=2, chunk=64, path="loop", method=SimpleNamespace(fit=None))
     found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
     assert [part.n.tolist() for part in found] == [[60, 50, 7, 5], [90, 20, 10, 1]]

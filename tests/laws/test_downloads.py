@@ -9,8 +9,8 @@ from torch import nn
 from sparing.core.compose import compose
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import WireError
-from sparing.core.parcel import Cut, Parcel, pick
 from sparing.core.method import Broadcast, Codec, Local, Share
+from sparing.core.parcel import Cut, Parcel, pick
 from sparing.core.round import (
     begin,
     client,

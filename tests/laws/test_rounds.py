@@ -7,8 +7,8 @@ import torch
 
 from sparing.core.compose import compose, narrow
 from sparing.core.errors import TrainingError, WireError
-from sparing.core.parcel import Cut, Parcel, row
 from sparing.core.method import Codec, Fit, Local, Share, Step
+from sparing.core.parcel import Cut, Parcel, row
 from sparing.core.reduce import largest
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, schema_down, settle
 from sparing.core.tree import Layout, column, expand, flat, to, under

@@ -13,9 +13,9 @@ import sparing
 from sparing.core.codec import feedback
 from sparing.core.components import decomposed, matrix
 from sparing.core.compose import compose
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.fit import ENOUGH, fitted, reached
-from sparing.core.context import Ctx
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each, row
 from sparing.core.registry import find
 from sparing.core.tree import Layout
@@ -447,4 +447,4 @@ def test_a_round_without_parameters_passes():
     codec, ctx = budget(LAYOUT, 500), make_ctx([0])
     parcel = Parcel({"steps": Leaf(torch.tensor([7]))}, {"n": torch.ones(1)})
     assert codec.encode(parcel, {}, view_of(ctx))[0] == parcel == codec.decode(parcel, ctx)
-    assert codec.schema(Schema({}, {}), Ctx(0, 1, 1, *[torch.ones(1)] * 2, 1, 1)).leaves == {}
+    assert codec.schema(Schema({}, {}), context(0, 1, 1, *[torch.ones(1)] * 2, 1, 1)).leaves == {}

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from sparing.core.compose import compose
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.context import Ctx
 from sparing.core.method import Weigh
 from sparing.core.registry import find
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
@@ -35,7 +35,7 @@ def descend(method, lr, rounds):
         return {"x": x - lr * (hessians @ x[:, :, None])[:, :, 0]}, memory, {"loss": torch.zeros(3)}
 
     for t in range(1, rounds + 1):
-        ctx = Ctx(0, t, rounds, torch.arange(3), torch.full((3,), 5), 3, 15, 3, first=~server.seen)
+        ctx = context(0, t, rounds, torch.arange(3), torch.full((3,), 5), 3, 15, 3, first=~server.seen)
         down, fold = outgoing(method, server, ctx), begin(method, server, ctx)
         up, state = client(method, state, down, train, ctx)
         incoming(method, server, fold, down, up, ctx)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.parcel import Cut
 from sparing.core.method import Blended
+from sparing.core.parcel import Cut
 from sparing.parts import masks
 from sparing.parts.selectors import selected, selector_of
 from support import make_ctx, random_tree, small_layout

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from reference import drive
 from sparing.core.compose import compose
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError, WireError
-from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel
 from sparing.core.method import Arrival, Blended, View, evenly
+from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout
 from sparing.parts import privacy
 from sparing.recipes.dp import dp
@@ -226,4 +226,4 @@ def test_the_codecs_rows_are_as_alone():
 def test_equal_weights_whatever_the_samples():
     weight, _ = evenly.of({}, Arrival({}, {}, {"n": torch.tensor([1.0, 500.0])}, {}, make_ctx([0, 1])))
     assert weight.tolist() == [1.0, 1.0]
-    assert evenly.most(Ctx(0, 1, 1, torch.tensor([0]), torch.tensor([9]), 5, 9, cohort=7)) == 7
+    assert evenly.most(context(0, 1, 1, torch.tensor([0]), torch.tensor([9]), 5, 9, cohort=7)) == 7

@@ -4,8 +4,8 @@ from torch import nn
 
 import sparing
 from sparing.core.compose import compose
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.registry import find
 from sparing.core.round import first_client, first_server, outgoing, schema_down, starting_models
@@ -89,7 +89,7 @@ def test_training_is_that_of_a_network_without_those_connections(path):
     x, y = torch.randn(8, 5), torch.randint(3, (8,))
     data = Clients.of([(x, y), (x[:5], y[:5])])
     phase = Phase(steps=3, batch=8, lr=0.1, momentum=0.5, weight_decay=0.1, clip=0.3, holds=frozenset({"weight"}))
-    ctx = Ctx(0, 1, 1, torch.arange(2), data.count, 2, 13)
+    ctx = context(0, 1, 1, torch.arange(2), data.count, 2, 13)
     after, _ = train(net, nn.CrossEntropyLoss(reduction="none"), data, Local((phase,)), start, ctx, path)
     for k, count in enumerate((8, 5)):
         weight, bias = (start[n][k].clone().requires_grad_() for n in ("weight", "bias"))

@@ -5,9 +5,9 @@ import torch
 
 from sparing.core.errors import ConfigError
 from sparing.core.fold import Collect
-from sparing.core.method import Arrival
 from sparing.core.grid import Grid
-from sparing.core.roster import Roster, sound
+from sparing.core.method import Arrival
+from sparing.core.roster import sound
 from sparing.parts import robust
 from sparing.parts.bound import norm_bound
 from support import make_ctx, random_tree, small_layout

@@ -7,8 +7,8 @@ import torch
 
 from reference.psfed import chance
 from sparing.core.errors import ConfigError
-from sparing.core.parcel import Cut
 from sparing.core.method import Blended
+from sparing.core.parcel import Cut
 from sparing.core.tree import Layout
 from sparing.parts.masks import counts
 from sparing.parts.selectors import SELECTORS, selected, selector_of, top

@@ -6,8 +6,8 @@ import torch
 from sparing.core import inner
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.parcel import Leaf, Parcel
 from sparing.core.method import Arrival, Blended, by_samples
+from sparing.core.parcel import Leaf, Parcel
 from sparing.core.round import begin, first_server, incoming, outgoing, settle
 from sparing.core.tree import under
 from sparing.parts.similarity import alike, cosine

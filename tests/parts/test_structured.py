@@ -13,8 +13,8 @@ from torch import nn
 from reference import fedscr as reference
 from sparing.core.codec import chain, feedback
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.parcel import Cut, Leaf, Parcel, Schema, row, sent, spec_of
 from sparing.core.method import View
+from sparing.core.parcel import Cut, Leaf, Parcel, Schema, row, sent, spec_of
 from sparing.core.tree import expand, layout_of, take
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 from sparing.parts import quant, sparse

@@ -6,8 +6,8 @@ import torch
 import sparing
 from sparing.core.codec import chain, feedback
 from sparing.core.errors import MethodError
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.method import View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.tree import Layout
 from sparing.core.wire import from_bytes, nbytes, to_bytes
 from sparing.parts import quant, sparse

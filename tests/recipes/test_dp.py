@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from sparing.core.private import told
 
 import sparing
 from sparing.core.compose import compose, remade
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.context import Ctx
-from sparing.core.parcel import Schema
-from sparing.core.private import told
 from sparing.core.method import Local
+from sparing.core.parcel import Schema
 from sparing.core.registry import known
 from sparing.core.tree import layout_of
 from sparing.recipes.dp import dp
@@ -202,7 +202,7 @@ def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     assert adding <= {"fedscr"}
     one = torch.ones(1, dtype=torch.int64)
     adaptive = compose(layout, dp(adaptive=True)).up[0]
-    assert adaptive.schema(Schema({}, {}), Ctx(0, 1, 1, one, one, 1, 1)).notes == {"within": 1}
+    assert adaptive.schema(Schema({}, {}), context(0, 1, 1, one, one, 1, 1)).notes == {"within": 1}
 
 
 @pytest.mark.parametrize("source", [{}, {"source": "secret"}, {"source": "system"}], ids=str)

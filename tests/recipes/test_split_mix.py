@@ -7,8 +7,8 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError, DataError, MethodError
-from sparing.core.mix import Mix
 from sparing.core.method import Local, Phase
+from sparing.core.mix import Mix
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
 from sparing.core.wire import nbytes

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.parcel import Parcel, pick
 from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
 from sparing.core.tree import cat, expand, take
@@ -30,7 +30,7 @@ def play(method, model, moves, counts, samples=None, lost=(), losses=None):
         ids = sorted(cohort)
         n = torch.tensor([counts[k] for k in ids])
         everyone = samples or sum(counts)
-        ctx = Ctx(7, t + 1, len(moves), torch.tensor(ids), n, len(counts), everyone, len(ids))
+        ctx = context(7, t + 1, len(moves), torch.tensor(ids), n, len(counts), everyone, len(ids))
         ctx = ctx._replace(first=~server.seen[ctx.ids])
 
         def train(start, memory, ctx, t=t, cohort=cohort):

@@ -7,7 +7,7 @@ from torch import nn
 
 from reference import fedopt as reference
 from sparing.core.compose import compose
-from sparing.core.context import Ctx
+from sparing.core.context import context
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, under
 from sparing.run.bank import MemoryBank
@@ -44,7 +44,7 @@ def test_every_round_is_the_formula(kind, before):
     for t, cohort in enumerate(moves, 1):
         ids = torch.tensor(sorted(cohort))
         met = torch.zeros(len(ids), dtype=torch.bool)
-        ctx = Ctx(3, t, len(moves), ids, torch.tensor(COUNTS)[ids], 5, sum(COUNTS), len(ids), met)
+        ctx = context(3, t, len(moves), ids, torch.tensor(COUNTS)[ids], 5, sum(COUNTS), len(ids), met)
 
         def train(start, memory, ctx, cohort=cohort):
             added = {n: np.stack([cohort[k][n] for k in ctx.ids.tolist()]) for n in start}

@@ -7,7 +7,7 @@ from torch import nn
 
 from reference import pfedsim as reference
 from sparing.core.compose import compose
-from sparing.core.context import Ctx
+from sparing.core.context import context
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, rows, under
 from sparing.recipes.fedsim import fedsim
@@ -41,7 +41,7 @@ def play(method, model, moves):
     for t, cohort in enumerate(moves):
         ids = torch.tensor(sorted(cohort))
         n = torch.tensor(COUNTS)[ids]
-        ctx = Ctx(7, t + 1, len(moves), ids, n, len(COUNTS), sum(COUNTS), len(ids), ~server.seen[ids])
+        ctx = context(7, t + 1, len(moves), ids, n, len(COUNTS), sum(COUNTS), len(ids), ~server.seen[ids])
         fold, starts = begin(method, server, ctx), {}
         for part in (ctx.at(slice(2, None)), ctx.at(slice(0, 2))):
             if not len(part.ids):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sparing
+from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Codec, Local, Phase
 from sparing.engines.debug import Debug
 from sparing.engines.engine import Job, bytes_in
@@ -235,7 +235,7 @@ def test_clients_know_how_much_they_may_send(engine):
         before = 2 * 0.05 + int(bytes_in(outcome.down)[k]) * 8e-6 / float(rates["down"][k])
         left = 1.0 - before - 2 * int(count[k]) / float(rates["speed"][k])
         assert abs(seen[k] - max(left, 0) * float(rates["up"][k]) * 125_000) <= 1
-    ctx = Ctx(1, 1, 4, ids, ids, 10, 0)
+    ctx = context(1, 1, 4, ids, ids, 10, 0)
     ups = bytes_in(outcome.up)
     sent = int(ups.max())
     expected = [not gone and sent <= seen[k] for k, gone in enumerate(job.fleet.vanished(ctx).tolist())]

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 import sparing
+from sparing.core.context import EVERYONE, context
 from sparing.core.errors import CheckpointError, ConfigError
-from sparing.core.context import EVERYONE, Ctx
 from sparing.engines.engine import Job
 from sparing.run import secret as secrets
 from sparing.run.accountant import cohorts, epsilon
@@ -335,7 +335,7 @@ def test_it_is_said_beside_epsilon_for_whom_it_holds(tmp_path, monkeypatch, opti
 
 def test_words_are_the_same_alone_and_together():
     secret, ids = Secret(KEY), torch.tensor([3, 5])
-    ctx, x = Ctx(0, 2, 9, ids, ids, 9, 90), torch.randn(2, 7)
+    ctx, x = context(0, 2, 9, ids, ids, 9, 90), torch.randn(2, 7)
     both = secret.words(ctx, "a", 10, x)
     assert torch.equal(both[1], secret.words(ctx.at(slice(1, 2)), "a", 10, x[1:])[0])
     other = x.clone()
@@ -389,7 +389,7 @@ def test_obfuscation_alone_keeps_no_digests(monkeypatch):
 def test_what_is_written_of_a_release_says_nothing_without_the_secret():
     """A plain digest of the values before the noise would tell a right guess of them from a wrong one."""
     ids, x = torch.tensor([EVERYONE]), torch.randn(1, 7)
-    ctx, found = Ctx(0, 2, 9, ids, ids, 9, 90), []
+    ctx, found = context(0, 2, 9, ids, ids, 9, 90), []
     for key in (KEY, KEY, bytes(32)):
         secret = Secret(key)
         secret.words(ctx, "a", 10, x)

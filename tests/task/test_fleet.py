@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import sparing
-from sparing.core.errors import DataError
 from sparing.core.context import EVERYONE
+from sparing.core.errors import DataError
 from sparing.core.keys import hashes
 from sparing.run.config import study_from
 from sparing.run.start import fleet_of, named_task

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from sparing.accel.train_choice import fastest_path
+from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -121,7 +121,7 @@ def images(sizes=(5, 1, 9), side=8) -> Clients:
 
 def trained(model, data, path="loop", ids=(0, 1, 2), buffers="shared"):
     ids = torch.tensor(ids)
-    ctx = Ctx(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
+    ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
     local = Local((Phase(epochs=2, batch=4, lr=0.05, momentum=0.9),), buffers)
     return train(model, cross_entropy, data, local, tree_of(model), ctx, path=path)[0]
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -25,7 +25,7 @@ def cohort(sizes=(5, 20, 1)) -> Clients:
 
 def context(ids, data) -> Ctx:
     ids = torch.tensor(ids)
-    return Ctx(
+    return context(
         seed=5, round=2, rounds=9, ids=ids, n=data.count[ids % len(data)], clients=len(data), samples=len(data.y)
     )
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparing.core.mix import Mix
 from sparing.core.method import Local, Phase
+from sparing.core.mix import Mix
 from sparing.task.clients import Clients
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import vmap
 
+from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -47,7 +47,7 @@ def cohort(augment=None) -> Clients:
 
 def trained(data, path="loop", ids=(0, 1, 2), seed=5, round=2, phases=1, model=None):
     model, ids = model or net(), torch.tensor(ids)
-    ctx = Ctx(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
+    ctx = context(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
     local = Local((Phase(epochs=2, batch=4, lr=0.1),) * phases)
     return train(model, cross_entropy, data, local, tree_of(model), ctx, path=path)[0]
 

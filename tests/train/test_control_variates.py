@@ -1,7 +1,7 @@
 import torch
+from sparing.train.control_variates import pull, renewed
 
 from sparing.core.method import Local, Phase
-from sparing.train.control_variates import pull, renewed
 from support import make_ctx
 
 

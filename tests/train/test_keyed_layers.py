@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -68,7 +68,7 @@ def cohort(sizes) -> Clients:
 
 def context(ids, data, seed=5, round=2) -> Ctx:
     ids = torch.tensor(ids)
-    return Ctx(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
+    return context(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
 
 def numpy_state() -> str:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparing.accel.train_choice import fastest_path
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.keys import hashes
 from sparing.core.method import Local, Phase
 from sparing.core.tree import Tree, expand, layout_of, sha256, take, tree_of
@@ -49,7 +49,7 @@ def cohort(sizes=SIZES, dtype=torch.float32) -> Clients:
 
 def context(ids, data: Clients, round=2) -> Ctx:
     ids = torch.tensor(ids)
-    return Ctx(seed=5, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
+    return context(seed=5, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
 
 def epochs_of(ctx: Ctx, number: int, phase: Phase, n: int):

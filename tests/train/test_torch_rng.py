@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from sparing.core.context import context
 from sparing.core.errors import TrainingError
-from sparing.core.context import Ctx
 from sparing.core.method import Local, Phase
 from sparing.core.tree import layout_of, sha256, tree_of
 from sparing.task.clients import Clients
@@ -60,7 +60,7 @@ def rows(model, data, threads: int, lr: float = 0.1) -> list[tuple[str, str]]:
 
     def one(i: int) -> tuple[str, str]:
         memory = {name: x.clone().fill_(0.1) for name, x in velocities(layout_of(model)).items()}
-        ctx = Ctx(5, 2, 9, torch.tensor([i]), torch.tensor([SIZES[i]]), len(SIZES), sum(SIZES))
+        ctx = context(5, 2, 9, torch.tensor([i]), torch.tensor([SIZES[i]]), len(SIZES), sum(SIZES))
         after, _ = train(model, cross_entropy, data, local, start, ctx, memory=memory)
         return sha256(dict(after)), sha256(memory)
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparing.core.errors import MethodError, check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import MethodError, check_range
 
 
 def check_ratios(method: str, ratios: Sequence[float]) -> None:

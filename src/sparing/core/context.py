@@ -1,8 +1,8 @@
 """What both ends know in a round about the clients of a call.
 
-    >>> ctx = context(seed=0, round=3, rounds=10, ids=[4, 7], n=[20, 30], clients=9, samples=200)
-    >>> bool((ctx.uniform("u", 5)[1] == ctx.at(slice(1, 2)).uniform("u", 5)[0]).all())
-    True
+>>> ctx = context(seed=0, round=3, rounds=10, ids=[4, 7], n=[20, 30], clients=9, samples=200)
+>>> bool((ctx.uniform("u", 5)[1] == ctx.at(slice(1, 2)).uniform("u", 5)[0]).all())
+True
 """
 
 import warnings

@@ -82,7 +82,9 @@ def refuse_broadcast(method: Method, stages: tuple[Codec, ...], memory: bool) ->
     parts = method.fit is not None or method.share.own - method.share.private - method.share.values
     for codec in stages:
         if Trait.DEADLINE in codec.effect.traits:
-            raise MethodError(f"broadcast by {codec.name!r} names no bytes, and a server has no deadline; write {codec.name}: 20kB")
+            raise MethodError(
+                f"broadcast by {codec.name!r} names no bytes, and a server has no deadline; write {codec.name}: 20kB"
+            )
         if Trait.COUNTS in codec.effect.traits and method.layout.buffers - method.share.private:
             raise MethodError(
                 f"broadcast by {codec.name!r} cannot count the buffers that go down with it; use ecsq or lowrank, or "

@@ -19,6 +19,8 @@ from torch import Tensor
 from sparing.core.operation import operation
 
 Tree = dict[str, Tensor]
+Models = Mapping[str, Tensor]
+"""K models: a Tree, or one whose tensors are worked out when somebody asks for them."""
 Masks = Mapping[str, Tensor | None]
 """Booleans that broadcast to a tensor of the same name; None: everywhere."""
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparing.core.components import SLOPE, scaled, sized, worthy
 from sparing.core.keys import hashes, uniforms
-from sparing.core.reduce import largest, total, true_at
+from sparing.core.reduce import largest, total
 from sparing.core.rounding import DEAD, TOP, codes_of
 from sparing.core.subspace import Components
 
@@ -93,7 +93,7 @@ def looked_at(x: Tensor) -> tuple[Tensor, Tensor]:
         return torch.arange(n), torch.ones(n).double()
     top = largest(x, SAMPLE)[0].cpu()
     drawn = (uniforms(hashes(torch.zeros(1, dtype=torch.int64), SAMPLE))[0].double() * n).long()
-    few, others = torch.from_numpy(true_at(top)), drawn[~top[drawn]]
+    few, others = top.nonzero()[:, 0], drawn[~top[drawn]]
     share = (n - len(few)) / max(len(others), 1)
     return torch.cat([few, others]), torch.cat([torch.ones(len(few)), torch.full([len(others)], share)]).double()
 

@@ -10,12 +10,24 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import SparingError, TrainingError
-from sparing.core.context import Ctx
-from sparing.core.parcel import Parcel, each
 from sparing.core.method import Rows
-from sparing.core.round import Server, about, begin, client_claiming, incoming, met, outgoing, put_back, schema_down, schema_up, settle
+from sparing.core.parcel import Parcel, each
+from sparing.core.round import (
+    Server,
+    about,
+    begin,
+    client_claiming,
+    incoming,
+    met,
+    outgoing,
+    put_back,
+    schema_down,
+    schema_up,
+    settle,
+)
 from sparing.core.tree import Tree, sha256
 from sparing.core.versions import NEVER, copy_of
 from sparing.core.wire import from_bytes, sizes, to_bytes

@@ -146,9 +146,7 @@ class Engine(Protocol):
     def evaluate(self, server: Server, t: int, wanted: "Wanted") -> Evaluation: ...
 
 
-def context(
-    job: Job, server: Server, ids: Tensor, t: int, requirements: list[Requirement] | None = None
-) -> Ctx:
+def context(job: Job, server: Server, ids: Tensor, t: int, requirements: list[Requirement] | None = None) -> Ctx:
     """What both ends know in round t about these clients."""
     count, ids = job.task.train.count, ids.cpu()
     return context_of(

@@ -20,8 +20,7 @@ def read_later(
     parts = [part for report in reports for part in (report.maps if isinstance(report, ChainMap) else [report])]
     ready = [part for part in parts if isinstance(part, dict)]  # others are still being worked out
     numbers = {name: x for part in ready for name, x in part.items() if isinstance(x, Tensor)}
-    holds = [requirement.holds.all() for requirement in requirements]
-    arrived = to_host([*losses, *numbers.values(), *holds])
+    arrived = to_host([*losses, *numbers.values(), *(requirement.holds for requirement in requirements)])
 
     def read() -> tuple[list[Tensor], dict[str, float]]:
         values = iter(arrived())
@@ -29,7 +28,7 @@ def read_later(
         found = {name: float(next(values)) for name in numbers}
         try:
             for requirement, fine in zip(requirements, values, strict=True):
-                judge(requirement, bool(fine))
+                judge(requirement, bool(fine.all()))
         finally:
             requirements.clear()  # they know the round that knows them
         merged = {name: float(x) for part in reversed(parts) for name, x in part.items() if name not in numbers}

@@ -8,6 +8,7 @@ from sparing.core.parcel import Parcel
 from sparing.core.tree import Tree
 from sparing.core.wire import Later, sizes_later
 from sparing.engines.engine import Job
+from sparing.engines.weighed import weighed
 
 
 @operation
@@ -17,9 +18,9 @@ def join_sizes(job: Job) -> Job:
 
 
 @operation
-def upload_sizes(method: Method, parcel: Parcel, ctx: Ctx) -> Later:
-    """What the uploads of these K clients take."""
-    return sizes_later(parcel)
+def upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx) -> Later:
+    """What the uploads of these K clients take; that of client `who`, if it is among them, is really written."""
+    return weighed(parcel, sizes_later(parcel), who, ctx)
 
 
 @operation

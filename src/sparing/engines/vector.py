@@ -23,7 +23,7 @@ from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.reading import read_later
 from sparing.engines.sizes import download_sizes, join_sizes, upload_sizes
 from sparing.engines.stale import Stale
-from sparing.engines.weighed import due, weighed
+from sparing.engines.weighed import due
 
 
 class Sent(NamedTuple):
@@ -111,7 +111,7 @@ class Vector:
         stale = Stale(method, server.model)
         fleet = self.job.fleet
         up, honest, state = client_claiming(stale.watching(method), state, down, self.joined.train, ctx, fleet.claim)
-        returned = weighed(up, upload_sizes(method, up, ctx), who, ctx)
+        returned = upload_sizes(method, up, who, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, honest, gone_K, ctx)

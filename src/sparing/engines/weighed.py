@@ -1,10 +1,10 @@
 """One client's upload of a round is really written, and must be as long as was counted."""
 
-from sparing.core.errors import SparingError
 from sparing.core.context import Ctx
+from sparing.core.errors import SparingError
 from sparing.core.keys import tag_word
-from sparing.core.parcel import Parcel
 from sparing.core.ops import is_formed
+from sparing.core.parcel import Parcel
 from sparing.core.wire import Later, is_plain, to_bytes
 
 EVERY = 100

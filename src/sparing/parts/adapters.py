@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from sparing.core.errors import MethodError, check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import MethodError, check_range
 from sparing.core.tree import Layout, Tree
 
 GATE = "adapter.gate"

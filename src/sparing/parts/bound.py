@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from sparing.core.errors import check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import check_range
 from sparing.core.method import Arrival, Blended, Report, Step
 from sparing.core.reduce import total
 from sparing.core.tree import Tree, column

@@ -28,11 +28,11 @@ from sparing.core.components import (
     seen,
     weight,
 )
+from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.fit import fitted
-from sparing.core.context import Ctx, context
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row, sent
 from sparing.core.method import TURNS, Codec, Trait, View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row, sent
 from sparing.core.rounding import codes_of
 from sparing.core.subspace import Components
 from sparing.core.threads import intra_op

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from sparing.core.errors import check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import check_range
 from sparing.core.method import Arrival, Blended, Report, Step, Weigh
 from sparing.core.reduce import total
 from sparing.core.tree import Tree

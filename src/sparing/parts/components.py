@@ -23,10 +23,10 @@ from sparing.core.components import (
     weight,
     worthy,
 )
-from sparing.core.errors import MethodError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec
+from sparing.core.errors import MethodError, check_range
 from sparing.core.method import TURNS, Codec, Trait, View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.reduce import total
 from sparing.core.rounding import codes_of, reaching, rounded
 from sparing.core.subspace import Components

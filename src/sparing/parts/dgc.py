@@ -13,13 +13,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, sent
-from sparing.core.tree import cleared
+from sparing.core.errors import ConfigError, check_range
 from sparing.core.method import Codec, Effect, Form, Trait, View
+from sparing.core.parcel import Leaf, Parcel, Schema, sent
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, column, prefixed, under
+from sparing.core.tree import Layout, Tree, cleared, column, prefixed, under
 
 
 def ramp(ratio: float, warmup: int) -> Callable[[int], float]:

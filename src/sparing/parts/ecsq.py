@@ -10,10 +10,10 @@ reach a tensor's largest value.
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, sent
+from sparing.core.errors import ConfigError, check_range
 from sparing.core.method import QUANTISES, Codec, View
+from sparing.core.parcel import Leaf, Parcel, Schema, sent
 from sparing.core.reduce import total
 from sparing.core.rounding import codes_of, reaching
 from sparing.core.tree import Layout, Tree, column, flat

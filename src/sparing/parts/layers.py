@@ -3,8 +3,8 @@
 import warnings
 
 from sparing.core.errors import MethodError, nearest
-from sparing.core.parcel import Cut, Cuts
 from sparing.core.method import Share
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.tree import Layout
 
 

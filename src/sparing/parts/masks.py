@@ -6,10 +6,10 @@ from collections.abc import Callable
 import torch
 
 from sparing.core.compose import everything
-from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.context import Ctx
-from sparing.core.parcel import Cut, Cuts
+from sparing.core.errors import ConfigError, check_range, nearest
 from sparing.core.method import Blended, Report, Share
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.tree import Layout, Tree, column
 
 FAR = 1 << 40  # a round after every warm-up

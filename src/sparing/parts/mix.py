@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from sparing.core.capacity import by_capacity
-from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.keys import hashes
+from sparing.core.method import Fit, Remembered, Resize
 from sparing.core.mix import Mix
-from sparing.core.method import Fit, Resize
-from sparing.core.method import Remembered
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.core.widths import narrowed, narrower
 

@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.errors import MethodError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Cut, Cuts
-from sparing.core.tree import cleared
+from sparing.core.errors import MethodError, check_range
 from sparing.core.method import Arrival, Blended, Method, Report, Rows, Rule, Serving, Share, Step, by_samples
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, column, prefixed, under
+from sparing.core.tree import Layout, Tree, cleared, column, prefixed, under
 
 TOP = 1 - 1e-4
 """The largest similarity, and that of a client with itself."""

@@ -15,11 +15,10 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.gaussian import Words, keyed
 from sparing.core.gaussian import noise as drawn_noise
-from sparing.core.parcel import Parcel, sent
-from sparing.core.tree import cleared
 from sparing.core.method import FIXED, Codec, Effect, Form, Trait, View
+from sparing.core.parcel import Parcel, sent
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, flat
+from sparing.core.tree import Layout, Tree, cleared, flat
 
 NAME = "obfuscate"
 

@@ -12,14 +12,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
 from sparing.core.factors import Shape, factors_of, in_shape, matrix_of, parts_of, product
-from sparing.core.context import Ctx
-from sparing.core.tree import cleared
-from sparing.core.method import Blended, Method, Partition, nothing
+from sparing.core.method import Blended, Method, Partition, Remembered, nothing
 from sparing.core.svd import exact
-from sparing.core.method import Remembered
-from sparing.core.tree import Layout, Tree
+from sparing.core.tree import Layout, Masks, Tree, cleared
 
 
 def partitions(layout: Layout, layouts: Sequence[Layout]) -> Partition:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sparing.core.codec import refuse_part
-from sparing.core.errors import MethodError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec
+from sparing.core.errors import MethodError, check_range
 from sparing.core.method import TURNS, Codec, Trait, View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, prefixed, under
 

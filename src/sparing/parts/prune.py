@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 
 from sparing.core.compose import everything
-from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.context import Ctx
-from sparing.core.parcel import Cut, Cuts
-from sparing.core.tree import cleared
+from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.method import Share
+from sparing.core.parcel import Cut, Cuts
 from sparing.core.reduce import largest
-from sparing.core.tree import Layout, Tree, flat
+from sparing.core.tree import Layout, Tree, cleared, flat
 
 
 class Pruned(NamedTuple):

@@ -18,11 +18,11 @@ import math
 import torch
 from torch import Tensor
 
-from sparing.core.errors import WireError, check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import WireError, check_range
 from sparing.core.keys import hashes
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.method import TURNS, Codec, View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree, flat
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sparing.core.errors import check_range
 from sparing.core.context import Ctx
+from sparing.core.errors import check_range
 from sparing.core.method import Blended, Report, Step
 from sparing.core.tree import Layout, Tree, prefixed, under
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from sparing.core.capacity import by_capacity, check_ratios
-from sparing.core.errors import MethodError
 from sparing.core.context import Ctx
-from sparing.core.method import Fit, Resize
-from sparing.core.method import Remembered
+from sparing.core.errors import MethodError
+from sparing.core.method import Fit, Remembered, Resize
 from sparing.core.tree import Layout, Tree
 from sparing.core.widths import Shape, leading, narrowed, narrower
 

@@ -163,9 +163,7 @@ def by_entry(there: Tensor | None) -> Tensor | None:
 
 
 @operation
-def coefficients(
-    blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings
-) -> tuple[Tensor, Tensor]:
+def coefficients(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> tuple[Tensor, Tensor]:
     """Every layer's c, and its noise p v / |X - m|^2, `[layers]`: 1 and NaN where c is not defined."""
     inside = {name: by_entry(aim.there) for name, aim in aims.items()}
     terms = [term._replace(other=term.x) for term in differences(blended.update, aims, inside)]

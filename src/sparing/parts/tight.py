@@ -3,8 +3,8 @@
 import torch
 
 from sparing.core.context import Ctx
-from sparing.core.parcel import Parcel, Schema
 from sparing.core.method import Codec, Effect, Form, View
+from sparing.core.parcel import Parcel, Schema
 from sparing.core.tree import Tree
 
 

@@ -2,8 +2,8 @@
 
 from torch import Tensor
 
-from sparing.core.errors import MethodError
 from sparing.core.context import Ctx
+from sparing.core.errors import MethodError
 from sparing.core.method import Arrival, Blended, Method, Report, Step, by_samples
 from sparing.core.reduce import total
 from sparing.core.tree import Layout, Tree

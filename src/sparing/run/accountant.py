@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sparing.core.errors import ConfigError
 from sparing.core.context import EVERYONE
+from sparing.core.errors import ConfigError
 from sparing.core.method import Privacy
 from sparing.run.releases import Releases
 from sparing.task.fleet import Fleet

@@ -93,7 +93,9 @@ class MemoryBank:
         self.used = 1
         self.rows = {name: x.to(self.home, copy=True) for name, x in self.template.items()}
         self.asked: tuple[Tensor, int, np.ndarray] | None = None
-        self.coming: list[tuple[Tensor, Tensor, Callable[[], list[Tensor]]]] = []  # rows, which of them, their new values
+        self.coming: list[
+            tuple[Tensor, Tensor, Callable[[], list[Tensor]]]
+        ] = []  # rows, which of them, their new values
 
     def read(self, ids: Tensor) -> Tree:
         if not self.template:

@@ -11,14 +11,13 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
 
-from sparing.core.errors import ConfigError, SparingError
 from sparing.core.context import Ctx
-from sparing.core.tree import Trained, Tree
+from sparing.core.errors import ConfigError, SparingError
+from sparing.core.method import Lesson, Trained
 from sparing.engines.engine import Job
 from sparing.run.config import Study, study_from
 from sparing.run.loop import cohort_size, wanted_of
@@ -61,7 +60,7 @@ def timed(study: Study, rounds: int) -> Speed:
     job, study = settled(study.model_copy(update={"rounds": max(study.rounds, rounds + 1)}), named_task(study))
     plan = study.plan.model_copy(update={"parcels": "forgotten"})
     watch = Watch(*job)
-    watch.trained = []
+    watch.trained.clear()
     count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
     spent: dict[str, list[float]] = {"round": [], "training": [], "evaluation": []}
     with closing(fresh(study.model_copy(update={"plan": plan}), watch, None)) as run:
@@ -95,11 +94,11 @@ def timed(study: Study, rounds: int) -> Speed:
 class Watch(Job):
     """The job, with an eye on the clock while clients train."""
 
-    trained: list[tuple[float, float]]  # from when to when, chunk by chunk
+    trained: ClassVar[list[tuple[float, float]]] = []  # from when to when, chunk by chunk
 
-    def train(self, start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
+    def train(self, lesson: Lesson, ctx: Ctx) -> Trained:
         began = now()
-        out = super().train(start, memory, ctx)
+        out = super().train(lesson, ctx)
         self.trained.append((began, now()))
         return out
 

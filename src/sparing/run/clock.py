@@ -7,8 +7,7 @@ late                              clients that missed the deadline
 
 import torch
 
-from sparing.core.context import Ctx
-from sparing.core.method import Report
+from sparing.core.context import context
 from sparing.engines.engine import Job, Outcome, bytes_in
 from sparing.task.clock import PER_SECOND, ready, taking
 from sparing.task.fleet import Fleet
@@ -19,7 +18,7 @@ def is_timed(fleet: Fleet) -> bool:
     return fleet.latency > 0 or any(name in fleet.capacity for name in PER_SECOND)
 
 
-def clocked(job: Job, outcome: Outcome, t: int, so_far: float) -> Report:
+def clocked(job: Job, outcome: Outcome, t: int, so_far: float) -> dict[str, float]:
     """A round takes as long as the slowest client that arrived, or up to the deadline if somebody did not."""
     fleet, ids, arrived = job.fleet, outcome.ids, outcome.arrived
     report = {"clock": so_far}
@@ -34,7 +33,7 @@ def clocked(job: Job, outcome: Outcome, t: int, so_far: float) -> Report:
         report |= {"clock_p50": median, "clock_p90": most, "clock_max": slowest}
     spent = report.get("clock_max", 0.0)
     if fleet.deadline is not None:
-        vanished = fleet.vanished(Ctx(job.seed, t, job.rounds, ids, outcome.n, len(job.task), 0))
+        vanished = fleet.vanished(context(job.seed, t, job.rounds, ids, outcome.n, len(job.task), 0))
         report["late"] = float((~arrived & ~vanished).sum())
         spent = min(spent, fleet.deadline) if bool(arrived.all()) else fleet.deadline
     return report | {"clock": so_far + spent}

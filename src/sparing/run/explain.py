@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from sparing.core.compose import compose, remade
+from sparing.core.context import Ctx, context
 from sparing.core.download import fits
 from sparing.core.errors import ConfigError
 from sparing.core.factors import FactoredConv, kernel_sides
-from sparing.core.context import Ctx
+from sparing.core.method import Lesson, Method, Trained
 from sparing.core.parcel import Leaf, Parcel, sent
-from sparing.core.method import Method
 from sparing.core.registry import find
 from sparing.core.round import Server, client, first_client, first_row, first_server, outgoing, sized
 from sparing.core.tree import Layout, Tree, layout_of, tree_of, under
@@ -95,7 +95,7 @@ def explain(method: str | list[Any], model: str | dict[str, Any], shape: tuple[i
     made = recipes(entries)
     net = remade(built(model, shape, classes), made)
     layout = layout_of(net)
-    whole = compose(layout, *made, sure=True)
+    whole = compose(layout, *made, arrives=True)
     initial = tree_of(net, layout)
     row = first_row(whole, initial)
     rows = open_bank(row, CLIENTS) if row else None
@@ -136,10 +136,9 @@ def part(name: str) -> dict[str, str]:
     return {"name": entry.name, "about": entry.about, "paper": entry.paper}
 
 
-def context(client: int, t: int, first: bool) -> Ctx:
-    one = torch.tensor([client])
-    n, met = torch.full((1,), SAMPLES), torch.tensor([first])
-    return Ctx(0, t, ROUNDS, one, n, CLIENTS, CLIENTS * SAMPLES, cohort=CLIENTS // 10, first=met)
+def example_context(client: int, t: int, first: bool) -> Ctx:
+    met = torch.tensor([first])
+    return context(0, t, ROUNDS, [client], [SAMPLES], CLIENTS, CLIENTS * SAMPLES, cohort=CLIENTS // 10, first=met)
 
 
 def one_of_each(method: Method) -> list[int]:
@@ -148,12 +147,12 @@ def one_of_each(method: Method) -> list[int]:
         return [0]
     found: dict[int, int] = {}
     for i in range(CLIENTS):
-        found.setdefault(int(method.fit.sizes(context(i, ROUNDS, first=False))[0]), i)
+        found.setdefault(int(method.fit.sizes(example_context(i, ROUNDS, first=False))[0]), i)
     return [found[size] for size in sorted(found)]
 
 
 def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape: tuple[int, ...], who: int) -> Size:
-    ctx, theirs, name = context(who, ROUNDS, first=False), net, "all"
+    ctx, theirs, name = example_context(who, ROUNDS, first=False), net, "all"
     if method.fit is not None:
         number = int(method.fit.sizes(ctx)[0])
         theirs, name = (
@@ -162,7 +161,7 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
         )
     seen, downs, ups = sized(method, ctx), [], []
     for t in LATE:
-        ctx = context(who, t, first=False)
+        ctx = example_context(who, t, first=False)
         down = outgoing(method, server, ctx)
         downs.append(way(down, seen))
         for train in (loud_training, spiky_training):
@@ -175,27 +174,24 @@ def size_of(method: Method, server: Server, initial: Tree, net: nn.Module, shape
         multiply_adds=multiply_adds(theirs, shape),
         down=most(downs)._replace(exact=most(downs).exact and not sends_updates(method, server)),
         up=most(ups),
-        first_bytes=int(nbytes(outgoing(method, server, context(who, 1, first=True)))[0]),
+        first_bytes=int(nbytes(outgoing(method, server, example_context(who, 1, first=True)))[0]),
         other_parameters=layout_of(other).size if other else None,
         other_multiply_adds=multiply_adds(other, shape) if other else None,
     )
 
 
-def loud_training(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
-    """Every float moves by a large random number."""
-    g = torch.Generator().manual_seed(ctx.round)
+def loud_training(lesson: Lesson, ctx: Ctx) -> Trained:
+    """Every value moves, so that nothing is left out for being zero."""
+    g, start = torch.Generator().manual_seed(0), lesson.start
     after = {n: x + LOUD * torch.randn(x.shape, generator=g) if x.is_floating_point() else x for n, x in start.items()}
-    return after, memory, {"loss": torch.ones(1)}
+    return Trained(after, lesson.memory, {"loss": torch.ones(1)})
 
 
-def spiky_training(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Tree, Tree, dict[str, Tensor]]:
+def spiky_training(lesson: Lesson, ctx: Ctx) -> Trained:
     """As above, with a few entries far larger than all others."""
-    after, memory, notes = loud_training(start, memory, ctx)
-    return (
-        {n: x + (x - start[n]) ** 5 / LOUD**4 if x.is_floating_point() else x for n, x in after.items()},
-        memory,
-        notes,
-    )
+    done, start = loud_training(lesson, ctx), lesson.start
+    after = {n: x + (x - start[n]) ** 5 / LOUD**4 if x.is_floating_point() else x for n, x in done.after.items()}
+    return done._replace(after=after)
 
 
 def way(parcel: Parcel, method: Method) -> Way:
@@ -285,7 +281,9 @@ def layers(names: frozenset[str], layout: Layout) -> list[str]:
 
 
 def sends_updates(method: Method, server: Server) -> bool:
-    return "held" in server.past and fits(server.past, outgoing(method, server, context(0, ROUNDS, first=False)))
+    return "held" in server.past and fits(
+        server.past, outgoing(method, server, example_context(0, ROUNDS, first=False))
+    )
 
 
 def last_download(method: Method, server: Server) -> dict[str, int]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sparing.core import tree
+from sparing.core.context import context
 from sparing.core.errors import CheckpointError
-from sparing.core.context import Ctx
 from sparing.engines.engine import Job
 from sparing.run.config import Study
 from sparing.task.clients import Clients
@@ -81,7 +81,7 @@ def on_a_batch(job: Job) -> tuple[list[float], list[float]]:
 def nudged(name: str, x: Tensor) -> Tensor:
     """Each weight up to a tenth larger or smaller, the same way every time; zeros too, where there is nothing else."""
     one = torch.zeros(1, dtype=torch.int64)
-    by = Ctx(0, 0, 0, one, one, 1, 1).uniform(f"identity/{name}", x.numel()).reshape(x.shape).to(x.device, x.dtype)
+    by = context(0, 0, 0, one, one, 1, 1).uniform(f"identity/{name}", x.numel()).reshape(x.shape).to(x.device, x.dtype)
     return x * (0.9 + 0.2 * by) if bool(x.any()) else 0.2 * by - 0.1
 
 

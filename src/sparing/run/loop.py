@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sparing.core import tree
-from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.context import EVERYONE
+from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.round import Server
 from sparing.engines.engine import Engine, Job, Outcome
 from sparing.engines.evaluation import Wanted

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from sparing.core.errors import DataError
 from sparing.core.context import Ctx
+from sparing.core.errors import DataError
 from sparing.core.parcel import Schema, Spec
 from sparing.core.tree import Tree, under
 from sparing.engines.engine import Post

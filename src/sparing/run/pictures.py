@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from sparing.core.errors import ConfigError
 from sparing.core.context import Ctx
-from sparing.core.method import Rows
+from sparing.core.errors import ConfigError
+from sparing.core.method import Lesson, Rows, Trained
 from sparing.core.round import Server, client, outgoing, sized
-from sparing.core.tree import Kind, Layout, Trained, Tree, cat, under
+from sparing.core.tree import Kind, Layout, Tree, cat, under
 from sparing.engines.engine import Job, chunks, context
 
 Picture = dict[str, Any]  # "kind", "round", and what belongs to that kind
@@ -84,9 +84,10 @@ def trained(job: Job, bank: Rows, server: Server, ctx: Ctx) -> Tree:
     """What these K clients would learn this round: [K, *shape] on the CPU."""
     seen: Tree = {}
 
-    def watched(start: Tree, memory: Tree, ctx: Ctx) -> tuple[Trained, Tree, dict[str, Tensor]]:
-        done = job.train(start, memory, ctx)
-        seen.update({name: (x.double() - start[name].double()).cpu() for name, x in done[0].items()})
+    def watched(lesson: Lesson, ctx: Ctx) -> Trained:
+        done = job.train(lesson, ctx)
+        if not seen:
+            seen.update({name: (x.double() - lesson.start[name].double()).cpu() for name, x in done.after.items()})
         return done
 
     with torch.no_grad():

@@ -17,6 +17,7 @@ from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.accel.train_cuda.captured import can_capture
 from sparing.core.errors import ConfigError
+from sparing.core.method import Form
 from sparing.core.mix import Mix
 from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
@@ -261,7 +262,7 @@ def memory_of(plan: PlanSection, device: torch.device) -> int:
 def client_bytes(path: str, job: Job) -> int:
     """What one client in flight takes: its models, its updates, its state."""
     past = history_bytes(job.model, job.method.local, most_samples(job)) if path == "implicit" else 0
-    copies = COPIES * (2 if any("basis" in codec.traits for codec in job.method.up) else 1)
+    copies = COPIES * (2 if any(Form.BASIS in codec.effect.gives for codec in job.method.up) else 1)
     return max(1, copies * (bytes_of(job.initial) + bytes_of(first_client(job.method, job.initial))) + past)
 
 

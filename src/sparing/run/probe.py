@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparing.core.context import context
 from sparing.core.errors import ConfigError, DataError, SparingError, TrainingError
-from sparing.core.context import Ctx
 from sparing.core.mix import Mix
-from sparing.core.tree import Trained, tree_of
+from sparing.core.tree import Models, tree_of
 from sparing.engines.engine import Job
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared
@@ -166,11 +166,11 @@ def refuse_unhalved(job: Job) -> None:
         raise ConfigError(f"plan.precision is bf16, but the model does not run in it: {said}; drop it") from error
 
 
-def two_steps(job: Job, path: str, graph: bool = False, precision: str = "float32") -> Trained:
+def two_steps(job: Job, path: str, graph: bool = False, precision: str = "float32") -> Models:
     """Of two clients with unequal data."""
     count, local = job.task.train.count, job.method.local
     ids = torch.stack([count.argmin(), count.argmax()]).unique()
-    ctx = Ctx(job.seed, 0, 1, ids, count[ids], len(count), int(count.sum()))
+    ctx = context(job.seed, 0, 1, ids, count[ids], len(count), int(count.sum()))
     local = local._replace(phases=tuple(phase._replace(steps=2) for phase in local.phases))
     start = job.rest.complete(job.initial)
     how = {"graph": graph, "precision": precision}
@@ -190,7 +190,7 @@ def agrees(job: Job, path: str, graph: bool = False) -> bool:
     )
 
 
-def tried(job: Job, path: str, graph: bool) -> Trained | None:
+def tried(job: Job, path: str, graph: bool) -> Models | None:
     """None where the model does what this path cannot: the loop has trained it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a path that may not be taken

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.context import EVERYONE, Ctx
+from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.tree import flat
 from sparing.run.files import sync_folder, writing
 from sparing.run.lock import Lock

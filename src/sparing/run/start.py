@@ -16,7 +16,7 @@ from sparing.accel.install import SWITCH
 from sparing.core import tree
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError
-from sparing.core.method import Method
+from sparing.core.method import Method, Trait
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
 from sparing.engines.debug import Debug
@@ -172,7 +172,7 @@ def planned(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     secret = secret or Secret()
-    method = compose(layout, *made, local=study.local.local(), sure=fleet.sure, words=secret.words)
+    method = compose(layout, *made, local=study.local.local(), arrives=fleet.sure, words=secret.words)
     if counts_sampling(method):
         fleet = fleet._replace(draw=secret.cohort)
     job = Job(
@@ -191,7 +191,7 @@ def planned(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job
         fit = job.method.fit
         job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
     refuse_misfit(job)
-    if fleet.deadline is None and any("deadline" in codec.traits for codec in job.method.up):
+    if fleet.deadline is None and any(Trait.DEADLINE in codec.effect.traits for codec in job.method.up):
         raise ConfigError("budget names no bytes and rounds have no deadline; write budget: 20kB, or fleet.deadline")
     if study.task.probe and not job.method.probe:
         kept = f"task.probe is {study.task.probe:g}: the server holds these samples back from the clients"

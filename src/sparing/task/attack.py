@@ -15,11 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.context import EVERYONE, Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
-from sparing.core.context import EVERYONE, Ctx
 from sparing.core.keys import hashes
 from sparing.core.parcel import Parcel
-from sparing.core.tree import Trained, Tree, column
+from sparing.core.tree import Models, Tree, column
 from sparing.task.task import Task
 
 
@@ -28,12 +28,13 @@ class Attack(NamedTuple):
     who: Tensor  # bool [N]
     scale: float = 10.0
 
-    def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
+    def claim(self, start: Tree, after: Models, ctx: Ctx) -> Models:
         """What these K clients say they have learned; counters are left alone."""
-        bad_K = self.who[ctx.ids.cpu()].to(ctx.device)
+        bad_K = self.who[ctx.ids]
         if self.kind == "label-flip" or not bool(bad_K.any()):
             return after
         floats = {name: x for name, x in after.items() if x.is_floating_point()}
+        bad_K = ctx.placed(bad_K)
         said = {name: torch.where(column(bad_K, x), self.said(start[name], x), x) for name, x in floats.items()}
         return {**after, **said}
 
@@ -78,8 +79,7 @@ def attackers(seed: int, clients: int, share: float, held_out: Tensor) -> Tensor
     count = int(share * len(ids) + 0.5)
     if count < 1:
         raise ConfigError(f"fleet.attack.share is {share} of {len(ids)} clients, which is nobody; raise it")
-    everyone = torch.tensor([EVERYONE])
-    words = hashes(Ctx(seed, 0, 0, everyone, everyone, clients, 0).keys("attackers"), clients)[0]
+    words = hashes(context(seed, 0, 0, [EVERYONE], [EVERYONE], clients, 0).keys("attackers"), clients)[0]
     who[ids[words[ids].argsort()[:count]]] = True
     return who
 

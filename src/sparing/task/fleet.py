@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.core.context import EVERYONE, Ctx, context, few_keys
 from sparing.core.errors import DataError, UploadError, nearest
-from sparing.core.context import EVERYONE, Ctx
-from sparing.core.keys import few_hashes, few_keys
-from sparing.core.parcel import Parcel
+from sparing.core.keys import few_hashes
 from sparing.core.method import Local
-from sparing.core.tree import Trained, Tree
+from sparing.core.parcel import Parcel
+from sparing.core.tree import Models, Tree
 from sparing.task.attack import Attack
 from sparing.task.clock import ready, room
 from sparing.task.data.unpacking import brief, reading
@@ -56,7 +56,7 @@ class Fleet(NamedTuple):
         if self.everybody:
             return torch.ones(clients, dtype=torch.bool)
         ids = torch.arange(clients)
-        there = Ctx(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
+        there = context(seed, t, 0, ids, ids, clients, 0).uniform("available", 1)[:, 0] < self.available
         if self.held_out is not None:
             there[self.held_out] = False
         return there if self.trace is None else there & self.trace.present(t, clients)
@@ -77,7 +77,7 @@ class Fleet(NamedTuple):
         """Which of these clients drop out of the round: bool `[K]`."""
         if not self.dropout:
             return torch.zeros(len(ctx.ids), dtype=torch.bool)
-        return ctx.uniform("dropout", 1)[:, 0] < self.dropout
+        return (ctx.uniform("dropout", 1)[:, 0] < self.dropout).cpu()
 
     def timed(self, local: Local, ctx: Ctx, down_K: Tensor) -> Ctx:
         """The same round, once these clients' downloads are known: with how much they may upload by the deadline."""
@@ -85,7 +85,7 @@ class Fleet(NamedTuple):
             return ctx
         capacity = ctx.capacity or {}
         began = ready(self.latency, local, capacity, ctx.n, down_K.to(ctx.n.device))
-        return ctx._replace(budget=room(self.deadline, capacity, began))
+        return ctx._replace(members=ctx.members._replace(budget=room(self.deadline, capacity, began)))
 
     def gone(self, ctx: Ctx, up_K: Tensor) -> Tensor:
         """Whose upload of so many bytes never arrives, because they vanished or are late: bool `[K]`."""
@@ -94,7 +94,7 @@ class Fleet(NamedTuple):
             return vanished
         return vanished.to(ctx.budget.device) | (up_K.to(ctx.budget.device) > ctx.budget)
 
-    def claim(self, start: Tree, after: Trained, ctx: Ctx) -> Trained:
+    def claim(self, start: Tree, after: Models, ctx: Ctx) -> Models:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
 
@@ -115,8 +115,7 @@ class Fleet(NamedTuple):
 
 
 def public_words(seed: int, t: int, clients: int) -> np.ndarray:
-    everyone = torch.tensor([EVERYONE])
-    return few_hashes(few_keys(Ctx(seed, t, 0, everyone, everyone, clients, 0), "cohort")[0], clients)[0]
+    return few_hashes(few_keys(context(seed, t, 0, [EVERYONE], [EVERYONE], clients, 0), "cohort")[0], clients)[0]
 
 
 def smallest(words: np.ndarray, count: int) -> np.ndarray:

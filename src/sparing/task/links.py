@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, context
 from sparing.core.gaussian import from_words, keyed
 
 KINDS = {"3g": (1.0, 4.0), "4g": (8.0, 25.0), "wifi": (15.0, 60.0), "fibre": (100.0, 300.0)}
@@ -32,7 +32,7 @@ def rates(
     {'up': tensor([5.9810, 3.3210, 2.2870], dtype=torch.float64)}
     """
     ids = torch.arange(clients)
-    ctx = Ctx(seed, 0, 0, ids, ids, clients, 0)
+    ctx = context(seed, 0, 0, ids, ids, clients, 0)
     middle: dict[str, Tensor] = {}
     if kind is not None:
         names = list(KINDS)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.context import Ctx
-from sparing.core.keys import few_keys, hashes
+from sparing.core.context import Ctx, few_keys
+from sparing.core.keys import hashes
 from sparing.core.method import Phase
 
 

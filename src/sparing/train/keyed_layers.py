@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sparing.core.keys import GOLDEN, MUL1_U, MUL2_U, WORD, few_keys, hashes, mix, mix_few, signed, uniforms
-from sparing.core.context import Ctx
+from sparing.core.context import Ctx, few_keys
+from sparing.core.keys import GOLDEN, MUL1_U, MUL2_U, WORD, hashes, mix, mix_few, signed, uniforms
 
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import TrainingError
 from sparing.core.context import Ctx
-from sparing.accel.lazy_product import Product
+from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
+from sparing.core.operation import operation
 from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.train.losses import Loss
@@ -49,12 +49,14 @@ class Lesson(NamedTuple):
 def check_finite(after: Mapping[str, Tensor], lesson: Lesson) -> None:
     """The last step's update is not seen by any loss, so look at the weights themselves."""
     for name, x in after.items():
-        if isinstance(x, Product) and x.at_most() <= torch.finfo(x.dtype).max:
-            continue
-        if not x.is_floating_point() or bool(x.sum().isfinite()):  # a sum costs little beside looking at every value
-            continue
-        if not bool((fine := x.isfinite().flatten(1).all(1)).all()):
+        if x.is_floating_point() and not seems_finite(x) and not bool((fine := x.isfinite().flatten(1).all(1)).all()):
             raise not_finite(name, int((~fine).nonzero()[0]), lesson)
+
+
+@operation
+def seems_finite(x: Tensor) -> bool:
+    """Surely so if true. A sum costs little beside looking at every value."""
+    return bool(x.sum().isfinite())
 
 
 def not_finite(name: str, k: int, lesson: Lesson) -> TrainingError:

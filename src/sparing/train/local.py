@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import ConfigError, nearest
 from sparing.core.context import Ctx
-from sparing.core.mix import Mix
+from sparing.core.errors import ConfigError, nearest
 from sparing.core.method import Local, Phase
+from sparing.core.mix import Mix
 from sparing.core.reduce import total
-from sparing.core.tree import Trained, Tree
+from sparing.core.tree import Models, Tree
 from sparing.task.clients import Clients
 from sparing.train.lesson import Lesson
 from sparing.train.losses import Loss
@@ -33,7 +33,7 @@ def train(
     precision: str = "float32",
     graph: bool = False,
     threads: int = 1,
-) -> tuple[Trained, dict[str, Tensor]]:
+) -> tuple[Models, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
     Gives every state_dict tensor after training, `[K, *shape]` on the device of `start`, and `{"loss": [K] float32}`:
@@ -48,7 +48,7 @@ def train(
     weight decay still shrinks it.
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
-    >>> ctx = Ctx(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
+    >>> ctx = context(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
     >>> start, local = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}, Local((Phase(epochs=1, lr=0.05),))
     >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, local, start, ctx)
     >>> after["bias"], notes["loss"]

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparing.core.factors import along, pace, squared
 from sparing.core.method import Phase
+from sparing.core.operation import operation
 from sparing.core.tree import Layout, Tree
 
 Memory = dict[str, list[Tensor]]
@@ -122,10 +123,9 @@ def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength:
     return grads
 
 
+@operation
 def added(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
-    """`grad + strength x y`; of K clients on a GPU in one pass."""
-    if grad.is_cuda and grad.ndim == 3:
-        return torch.baddbmm(grad, x, y, alpha=strength)
+    """`grad + strength x y`."""
     return grad + strength * (x @ y)
 
 

@@ -6,14 +6,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, nearest
-from sparing.core.tree import Trained
+from sparing.core.tree import Models
 from sparing.train.evaluate import PLAIN_RUNNER, Runner
 from sparing.train.lesson import Lesson
 from sparing.train.loop import train_loop
 
 
 class TrainPath(NamedTuple):
-    train: Callable[[Lesson], tuple[Trained, Tensor]]  # the models after training, `[K, ...]`, and the losses `[K]`
+    train: Callable[[Lesson], tuple[Models, Tensor]]  # the models after training, `[K, ...]`, and the losses `[K]`
     runner: Runner  # how models are evaluated by those who train so
     in_turn: bool  # one client after the other: a row has the same bits in any chunk
 

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from sparing.core.ops import place
 from sparing.accel.cuda import carried_together
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -1,10 +1,9 @@
 import pytest
 import torch
-
 from sparing.core.learned import learned, overlaid
-from sparing.core.parcel import Cut, Leaf, Parcel
+
 from sparing.accel.grown import Grown
-from sparing.accel.rows import side_by_side_rows
+from sparing.core.parcel import Cut, Leaf, Parcel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -1,12 +1,10 @@
 import pytest
 import torch
-
 from sparing.core.arrived import against
+
 from sparing.core.parcel import Cut, Leaf, Parcel, each
-from sparing.core.tree import cleared
 from sparing.core.round import voted
-from sparing.core.tree import Layout, to
-from sparing.core.ops import move
+from sparing.core.tree import Layout, cleared, to
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparing.core.context import Ctx
+from sparing.core.context import context
 from sparing.core.method import Arrival, Blended
 from sparing.core.tree import Layout
 from sparing.parts.stein import Settings, stein
@@ -23,7 +23,7 @@ def played(device: str, n: int, settings: Settings) -> list:
         update["few"] *= t != 3
         weight = torch.randint(1, 99, (n,), generator=g).double() / 2**20
         mean = {name: torch.einsum("k...,k->...", x.double(), weight)[None] for name, x in update.items()}
-        ctx = Ctx(0, t, 9, ids.to(device), ids.to(device), 9000, 9, cohort=n)
+        ctx = context(0, t, 9, ids.to(device), ids.to(device), 9000, 9, cohort=n)
         there = {name: x.to(device) for name, x in update.items()}
         seen = step.watch(state, Arrival(there, free, {}, model, ctx))
         there = {name: x.to(device) for name, x in mean.items()}

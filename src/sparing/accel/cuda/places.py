@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparing.accel.rows import row_layout
 from sparing.core.ops import place
-from sparing.core.tree import row_of
 
 
 def in_rows(x: Tensor) -> Tensor:
     """`[K, ...]` with the entries of every row side by side; the same tensor where they are."""
-    return x if x.stride()[1:] == row_of(x.shape)[1] else x.contiguous()
+    return x if x.stride()[1:] == row_layout(x.shape)[1] else x.contiguous()
 
 
 def places_of(columns: list[list[Tensor | None]], device: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparing.accel.cuda.places import block_of
 from sparing.accel.cuda.stretches import blocks_of
 from sparing.accel.cuda.sums import folded
-from sparing.core.reduce import cut_of
+from sparing.core.reduce import blocks_of as row_blocks
 
 BLOCK = 1024
 
@@ -85,7 +85,7 @@ def measured(
     weight: Tensor, away: Tensor, sums: Tensor, mass: Tensor, sizes: Tensor, rounds: Tensor, numbers: tuple[float, ...]
 ) -> tuple[Tensor, Tensor]:
     """Every layer's c and noise, `[L]`, of weights `[n]`, away `[n, L]`, the three sums `[3, 1, L]` of X - m and X."""
-    (n, layers), cut = away.shape, cut_of(len(weight))
+    (n, layers), cut = away.shape, row_blocks(len(weight))
     c, noise = torch.empty(2, layers, dtype=torch.float64, device=away.device)
     measure_kernel[(layers,)](
         weight.contiguous(), away.contiguous(), sums, mass, sizes, rounds, floats(numbers, away.device), c, noise,

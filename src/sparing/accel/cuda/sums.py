@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.reduce import DEPTH, LANES, Cut, cut_of
+from sparing.core.reduce import DEPTH, LANES, Blocks, blocks_of
 
 TILE = 1024
 """Numbers that a program adds up side by side."""
@@ -91,7 +91,7 @@ def tiles(lanes: int) -> dict[str, int]:
     return {"ROWS": TILE // lanes, "LANES": lanes, "LEVELS": lanes.bit_length() - 1}
 
 
-def block_sums(x: Tensor, cut: Cut) -> Tensor:
+def block_sums(x: Tensor, cut: Blocks) -> Tensor:
     """`[K, n]` -> `[K, blocks]` float64."""
     x, units = numbers(x), len(x) * cut.blocks
     out = torch.empty(len(x), cut.blocks, dtype=torch.float64, device=x.device)
@@ -107,7 +107,7 @@ def table_of(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, in
     Sums of a stretch stand side by side, in as many places as the longest one needs: that is the second.
     """
     size = LANES * DEPTH
-    most, rows, at = max(cut_of(max(n, 1)).blocks for n in lengths), [], 0
+    most, rows, at = max(blocks_of(max(n, 1)).blocks for n in lengths), [], 0
     for s, n in enumerate(lengths):
         rows += [(at + i, at + n, s * most + i // size) for i in range(0, n, size)]
         at += n

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from sparing.accel.bf16 import refuse_half_on_cuda
+from sparing.accel.grown import Grown
 from sparing.accel.keyed_classes import stacked_copy
+from sparing.accel.lazy_product import Product
 from sparing.accel.train_cpu.chains import has_hooks
 from sparing.accel.train_cpu.fast_copy import copied_facts
 from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table
 from sparing.core.errors import ConfigError
-from sparing.accel.lazy_product import Product
 from sparing.core.method import Local, Phase
 from sparing.core.threads import intra_op
-from sparing.accel.grown import Grown
 from sparing.core.tree import Tree
 from sparing.task.clients import Clients
 from sparing.task.dataset import prepared

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from sparing.accel.bf16 import refuse_half_on_cuda
+from sparing.accel.grown import Grown
 from sparing.accel.train_cpu.fast_copy import FastCopy, fast_copy, load_fast_row, save_fast_row
 from sparing.accel.train_cpu.outer_sgd import descend, held_layers, moving_by_factors
 from sparing.core.threads import intra_op
-from sparing.accel.grown import Grown
-from sparing.core.tree import Trained, Tree
+from sparing.core.tree import Models, Tree
 from sparing.train.client_batches import ClientKeys, client_batches, client_keys
 from sparing.train.gradient import gradients
 from sparing.train.lesson import Lesson, check_finite
@@ -28,7 +28,7 @@ from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import trained_names, trained_params
 
 
-def train_loop_fast(lesson: Lesson) -> tuple[Trained, Tensor]:
+def train_loop_fast(lesson: Lesson) -> tuple[Models, Tensor]:
     """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
     refuse_half_on_cuda(lesson)
     fast, keys, after = fast_copy(lesson.model, lesson.device, lesson.static), client_keys(lesson), rows_for(lesson)

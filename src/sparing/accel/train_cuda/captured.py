@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from sparing.accel.bf16 import refuse_half_on_cuda
+from sparing.accel.cuda import found
 from sparing.accel.train_cuda.recording import Played, Recording
 from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table_here
 from sparing.accel.train_stacked.stacked import train_stacked
-from sparing.accel.cuda import found
-from sparing.core.later import Judge, doubt
+from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
-from sparing.core.tree import Trained, Tree
+from sparing.core.tree import Models, Tree
 from sparing.train.lesson import Lesson, not_finite
 from sparing.train.precision import multiplying_as
 
@@ -32,7 +32,7 @@ def can_capture(local: Local, start: Tree) -> bool:
     return plain and here and len(start) > 0 and found()
 
 
-def train_recorded_or_stacked(lesson: Lesson) -> tuple[Trained, Tensor]:
+def train_recorded_or_stacked(lesson: Lesson) -> tuple[Models, Tensor]:
     """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
     steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
     if lesson.graph and not steered and can_capture(lesson.local, lesson.start):
@@ -40,18 +40,16 @@ def train_recorded_or_stacked(lesson: Lesson) -> tuple[Trained, Tensor]:
             out = _play_phases(lesson)
         if out is not None:
             played, losses = out
-            doubt(lesson.ctx.doubts, played.peaks, _judge_peaks(played.names, lesson))
+            fine = played.peaks.isfinite()
+            lesson.ctx.require(fine, lambda: _not_finite(fine, played.names, lesson))
             return played.after, losses
     refuse_half_on_cuda(lesson)
     return train_stacked(lesson)
 
 
-def _judge_peaks(names: list[str], lesson: Lesson) -> Judge:
-    def judge(values: Tensor) -> None:
-        for i, k in (~values.isfinite()).nonzero().tolist():
-            raise not_finite(names[i], k, lesson)
-
-    return judge
+def _not_finite(fine: Tensor, names: list[str], lesson: Lesson) -> TrainingError:
+    i, k = (~fine).nonzero()[0].tolist()
+    return not_finite(names[i], k, lesson)
 
 
 def _play_phases(lesson: Lesson) -> tuple[Played, Tensor] | None:

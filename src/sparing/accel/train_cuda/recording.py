@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from sparing.accel.grown import Grown
 from sparing.accel.keyed_classes import stacked_copy
+from sparing.accel.lazy_product import Product
 from sparing.accel.train_stacked.schedule import StepTable
 from sparing.accel.train_stacked.stacked import refuse_unstackable
-from sparing.core.ops import place
-from sparing.accel.lazy_product import Product
 from sparing.core.method import Phase
-from sparing.accel.grown import Grown
+from sparing.core.ops import place
 from sparing.core.tree import Tree, column
 from sparing.task.dataset import prepared
 from sparing.train.augment import augmented

@@ -1,6 +1,5 @@
 """The batches of K clients side by side, for training that takes all of them through each step together."""
 
-import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -8,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.core.ops import place
-from sparing.core.context import Ctx
-from sparing.core.keys import few_hashes, few_keys, hashes
-from sparing.core.later import doubt
+from sparing.core.context import Ctx, few_keys
+from sparing.core.errors import TrainingError
+from sparing.core.keys import few_hashes, hashes
 from sparing.core.method import Phase
+from sparing.core.ops import place
 from sparing.task.clients import Clients
 from sparing.train.keyed_layers import keys_told_apart
 from sparing.train.lesson import diverged
@@ -162,14 +161,14 @@ def _shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
 def reported_losses(seen: Tensor, table: StepTable, phase: Phase, number: int, ctx: Ctx) -> Tensor:
     """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
 
-    def judge(seen: Tensor) -> None:
-        if math.isfinite(float(seen.sum())):
-            return
-        for t, place in (~seen.isfinite()).nonzero().tolist():
-            client = int(ctx.ids[int(table.order[place])])
-            raise diverged(float(seen[t, place]), client, ctx.round, number, t, phase)
+    fine = seen.isfinite()
 
-    doubt(ctx.doubts, seen, judge)
+    def first_diverged() -> TrainingError:
+        t, at = (~fine).nonzero()[0].tolist()
+        client = int(ctx.ids[int(table.order[at])])
+        return diverged(float(seen[t, at]), client, ctx.round, number, t, phase)
+
+    ctx.require(fine, first_diverged)
     counts = place(table.counts, seen.device)
     means = (seen.double() * counts).sum(0) / counts.sum(0)
     return means if table.ordered else means[place(table.order.argsort(), seen.device)]

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.accel.train_cuda.kernels.batched import in_front
 from sparing.accel.cuda.draws import mixed
+from sparing.accel.train_cuda.kernels.batched import in_front
 from sparing.core.keys import GOLDEN
 
 BLOCK = 1024
