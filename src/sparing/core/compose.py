@@ -18,7 +18,7 @@ from sparing.core.tree import Layout, Tree, prefixed, under
 def compose(
     layout: Layout, *recipes: Recipe, local: Local | None = None, arrives: bool = False, words: Words = fresh
 ) -> Method:
-    """Apply recipes in order to plain FedAvg over this layout, and check the result; `arrives`, `words`: see `Method`."""
+    """Apply recipes in order to plain FedAvg over this layout, and check the result."""
     local = local or Local()
     given: dict[str, Any] = {"local": local, "arrives": arrives, "words": words}
     method = applied(recipes, Method(layout, everything(layout, local.buffers), **given))

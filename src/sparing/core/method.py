@@ -309,7 +309,7 @@ Train = Callable[[Lesson, Ctx], Trained]
 
 
 class Wrap(NamedTuple):
-    """Something around local training: it changes the lesson, trains, perhaps once more, and adds to what came of it."""
+    """Something around local training: it changes the lesson, trains, perhaps twice, and adds to what came of it."""
 
     around: Callable[[Train, tuple[Phase, ...]], Train]
     phases: tuple[Phase, ...] = ()  # of its own training, if it has one
@@ -339,7 +339,7 @@ class Local(NamedTuple):
 
 
 class Privacy(NamedTuple):
-    """What a method promises its clients; `run/accountant.py` turns it into epsilon, the rules of the part hold it up."""
+    """What a method promises its clients; an accountant turns it into epsilon, rules of its part hold it up."""
 
     noise: float  # its standard deviation on a sum of updates, by the largest length that one of them can have
     mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update

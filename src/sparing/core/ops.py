@@ -1,4 +1,4 @@
-"""Operations on whole trees, each a line or two: what the round is made of. `core.operation` says how to speed one up."""
+"""Operations on whole trees, each a line or two: what a round is made of. Any of them may get a faster body."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 

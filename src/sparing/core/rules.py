@@ -10,7 +10,7 @@ UNTAKEN: dict[Form, str] = {
     Form.WRITTEN: "cannot change what is written already; put 'tight' last",
     Form.SUMS: "would change what clients remember and the server adds up; put it first",
     Form.BASIS: "cannot work on values in another basis; drop it or what changes the basis",
-    Form.CODES: "needs values, and what comes before it gives the codes of a quantiser; put it first, or keep one of them",
+    Form.CODES: "needs values, and a quantiser before it gives codes; put it first, or keep one of them",
     Form.SPARSE: "changes the basis, so positions chosen before it mean nothing; put it first",
 }
 """Why a codec cannot follow one that gives this."""

@@ -118,8 +118,8 @@ def learned(state: Tree, blended: Blended, ctx: Ctx, q: float) -> tuple[Tree, Te
     ctx.require(
         ~forgets,
         lambda: (
-            f"round {ctx.round}: most of the cohort is not similar to the last mean update, so the model stays as it was "
-            f"and that update is forgotten: FedAvg's weights for {int(coming)} rounds from here"
+            f"round {ctx.round}: most of the cohort is not similar to the last mean update, so the model stays as it "
+            f"was and that update is forgotten: FedAvg's weights for {int(coming)} rounds from here"
         ),
     )
     pause = torch.where(forgets, coming, (pause - 1).clamp(min=0))

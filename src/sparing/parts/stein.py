@@ -200,7 +200,7 @@ def entries_compared(update: Tree, aims: dict[str, Aim], like: Tensor) -> Tensor
 
 
 def selected(c: Tensor, noise: Tensor, state: Tree, names: list[str], s: Settings) -> tuple[Tensor, Tree]:
-    """c where the noisiest layers only are shrunk, or where it is smoothed over the rounds; and what is kept of that."""
+    """c where only the noisiest layers are shrunk, or where it is smoothed over rounds; and what is kept of that."""
     if s.only == 1 and s.beta_role != "coefficient":
         return c, {}
     pulled, smooth = strongest(noise, names, s.only), {}

@@ -1,7 +1,7 @@
 """What takes many operations of torch, as Triton kernels for a GPU: all layers and clients at once.
 
-They are called by the bodies in `accel`, beside plain ones for CPUs and machines without Triton; with the same bits, but
-for the products of `factors` and the sums of `spread`, where only the batch makes no difference.
+The bodies in `accel` call them, beside plain ones for CPUs and machines without Triton; with the same bits, but for
+the products of `factors` and the sums of `spread`, where only the batch makes no difference.
 """
 
 from functools import cache

@@ -1,0 +1,62 @@
+"""Stein-rule shrinkage on a GPU, all layers in two kernels, where no mask tells entries apart."""
+
+from torch import Tensor
+
+from sparing.accel.cuda import ready
+from sparing.accel.rows import side_by_side
+from sparing.core.context import Ctx
+from sparing.core.method import Blended
+from sparing.core.ops import constants
+from sparing.core.reduce import DEPTH, LANES, dots
+from sparing.core.tree import Tree
+from sparing.parts import stein
+from sparing.parts.stein import HIGH, LOW, NOTHING, TINY, Aim, Settings
+
+MOST = LANES * DEPTH
+"""Clients whose numbers are one block of a sum."""
+
+
+def coefficients(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, s: Settings) -> tuple[Tensor, Tensor]:
+    """`stein.coefficients`."""
+    mass = _masses(state, list(aims), blended, s)
+    if mass is None or len(blended.weight) > MOST:
+        return stein.coefficients.plain(blended, aims, state, ctx, s)
+    from sparing.accel.cuda import shrink
+
+    terms = stein.differences(blended.update, aims, dict.fromkeys(aims))
+    sums = dots([term._replace(other=term.x) for term in terms], 1)
+    sizes = constants(tuple(blended.update[name].numel() for name in aims), mass.device)
+    numbers = (stein.sampled(blended, ctx, s), NOTHING, LOW, HIGH)
+    return shrink.measured(blended.weight, blended.seen["away"], sums, mass, sizes, state["rounds"], numbers)
+
+
+def shrink_and_follow(
+    state: Tree, names: list[str], blended: Blended, aims: dict[str, Aim], c: Tensor | None, s: Settings
+) -> tuple[Tree, Tree]:
+    """`stein.shrink_and_follow`."""
+    mass = _masses(state, names, blended, s)
+    if mass is None:
+        return stein.shrink_and_follow.plain(state, names, blended, aims, c, s)
+    from sparing.accel.cuda import shrink
+
+    update, beta = blended.update, s.betas[0]
+    xs, old = [update[name] for name in names], [state[f"sum0/{name}"] for name in names]
+    sizes, target = tuple(x.numel() for x in xs), side_by_side([aims[name].m for name in names])[0]  # pyright: ignore
+    numbers = (beta, 1 - beta, TINY)
+    out, many = shrink.shrunk(side_by_side(xs)[0], target, side_by_side(old)[0], mass, c, sizes, numbers)
+    new, sums = ([part.view_as(x) for part, x in zip(row.split(sizes), xs, strict=True)] for row in out[:2])
+    before = [state[f"mass0/{name}"] for name in names]
+    masses = [x.view_as(y) for x, y in zip(many.split(1), before, strict=True)]
+    followed = {f"sum0/{name}": x for name, x in zip(names, sums, strict=True)}
+    followed |= {f"mass0/{name}": x for name, x in zip(names, masses, strict=True)}
+    return update if c is None else update | dict(zip(names, new, strict=True)), followed
+
+
+def _masses(state: Tree, names: list[str], blended: Blended, s: Settings) -> Tensor | None:
+    """The masses of all layers in a row, where kernels can take these at once."""
+    one = s.target == "ema" and s.estimator == "consistent" and len(s.betas) == 1 and s.betas[0] != 1
+    if not one or not names or blended.apart or any(blended.covered[name] is not None for name in names):
+        return None
+    masses = [state[f"mass0/{name}"] for name in names]
+    fine = all(ready(blended.update[name]) for name in names) and all(x.numel() == 1 for x in masses)
+    return side_by_side(masses)[0] if fine else None
