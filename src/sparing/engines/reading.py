@@ -18,20 +18,22 @@ def read_later(
 ) -> Callable[[], tuple[list[Tensor], dict[str, float]]]:
     """What this gives judges the requirements, then hands out the losses and the numbers that are any."""
     parts = [part for report in reports for part in (report.maps if isinstance(report, ChainMap) else [report])]
-    ready = [part for part in parts if isinstance(part, dict)]  # others are still being worked out
-    numbers = {name: x for part in ready for name, x in part.items() if isinstance(x, Tensor)}
+    ready = [(i, part) for i, part in enumerate(parts) if isinstance(part, dict)]  # others are still being worked out
+    numbers = {(i, name): x for i, part in ready for name, x in part.items() if isinstance(x, Tensor)}
     arrived = to_host([*losses, *numbers.values(), *(requirement.holds for requirement in requirements)])
 
     def read() -> tuple[list[Tensor], dict[str, float]]:
         values = iter(arrived())
         lost = [next(values) for _ in losses]
-        found = {name: float(next(values)) for name in numbers}
+        found = {place: float(next(values)) for place in numbers}
         try:
             for requirement, fine in zip(requirements, values, strict=True):
                 judge(requirement, bool(fine.all()))
         finally:
             requirements.clear()  # they know the round that knows them
-        merged = {name: float(x) for part in reversed(parts) for name, x in part.items() if name not in numbers}
-        return lost, {name: x for name, x in (merged | found).items() if x == x}
+        merged = {}
+        for i, part in reversed(list(enumerate(parts))):  # of two with the same name the first counts
+            merged |= {name: found[i, name] if (i, name) in found else float(x) for name, x in part.items()}
+        return lost, {name: x for name, x in merged.items() if x == x}
 
     return read
