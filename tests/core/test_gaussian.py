@@ -73,5 +73,5 @@ def test_secret_ones_never_come_again():
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_bits():
     ctx = make_ctx([3, 8])
-    there = ctx._replace(ids=ctx.ids.cuda(), n=ctx.n.cuda())
+    there = ctx._replace(workspace=ctx.workspace._replace(device=torch.device("cuda")))
     assert torch.equal(normal(keyed, there, "a", 300_001).cpu(), normal(keyed, ctx, "a", 300_001))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 import sparing
-from sparing.accel.joined_sizes import joins
+from sparing.accel.joined_sizes import join_ranks, padded
 from sparing.core.compose import compose
-from sparing.core.factors import padded, product
+from sparing.core.factors import product
 from sparing.core.round import first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.engines import engine
