@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sparing.core.capacity import by_capacity
 from sparing.core.context import few_keys
 from sparing.core.keys import GOLDEN, few_hashes, hashes, mix, signed, tag_word
-from support import make_ctx
+from support import changed, make_ctx
 
 
 @given(d=st.integers(1, 300), share=st.floats(0, 1), seed=st.integers(0, 10**9))
@@ -73,8 +73,7 @@ def test_choosing_more_than_there_is_is_refused():
 
 
 def test_capacities_go_along_with_their_clients():
-    ctx = make_ctx([4, 7, 9])
-    ctx = ctx._replace(members=ctx.members._replace(capacity={"rank": torch.tensor([0.25, 1.0, 0.5])}))
+    ctx = changed(make_ctx([4, 7, 9]), capacity={"rank": torch.tensor([0.25, 1.0, 0.5])})
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(torch.tensor([2, 0]))).tolist() == [1, 2]
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(slice(1, 3))).tolist() == [0, 1]
     assert ctx.common.capacity is None

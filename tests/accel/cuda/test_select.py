@@ -5,7 +5,7 @@ import torch
 
 from sparing.core.keys import choose
 from sparing.core.reduce import keep_largest, largest
-from support import make_ctx
+from support import changed, make_ctx
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,7 +53,7 @@ def test_one_k_for_all_rows_and_other_numbers():
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (10, 0), (10, 3), (5000, 4999), (300_000, 1), (1_000_003, 400_000)])
 def test_what_is_chosen_is_what_the_cpu_chooses(d, k):
     ctx = make_ctx([3, 8, 11])
-    keys = ctx._replace(workspace=ctx.workspace._replace(device=torch.device("cuda"))).keys("m")
+    keys = changed(ctx, device="cuda").keys("m")
     assert keys.is_cuda
     assert torch.equal(keys.cpu(), ctx.keys("m"))
     assert torch.equal(choose(keys, d, k).cpu(), choose(ctx.keys("m"), d, k))
