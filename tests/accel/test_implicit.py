@@ -57,7 +57,7 @@ def cohort(sizes=SIZES, dtype=torch.float32) -> Clients:
     return Clients.of([(x, torch.randint(3, (len(x),), generator=g)) for x in xs])
 
 
-def context(data: Clients, ids=IDS) -> Ctx:
+def round_of(data: Clients, ids=IDS) -> Ctx:
     ids = torch.tensor(ids)
     return context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
@@ -91,7 +91,7 @@ def test_a_ragged_cohort_trains_as_in_the_loop(make, name):
         model, data = built(make, dtype), cohort(dtype=dtype)
         start = tree_of(model)
         before = sha256(start)
-        mine, loop = both(model, data, Local(PHASES[name]), start, context(data))
+        mine, loop = both(model, data, Local(PHASES[name]), start, round_of(data))
         assert gap(mine, loop) < close
         assert gap(mine, {n: x.expand_as(mine[n]) for n, x in start.items()}) > 1e-2
         assert sha256(start) == before
@@ -103,7 +103,7 @@ def test_pixels_are_prepared_and_augmented(augment):
     pairs = [(torch.randint(256, (n, 3, 4, 4), generator=g, dtype=torch.uint8), torch.arange(n) % 3) for n in (9, 14)]
     data = replace(Clients.of(pairs), augment=augments(augment, (3, 4, 4)))
     model = built(image)
-    mine, loop = both(model, data, Local((Phase(epochs=2, batch=5),)), tree_of(model), context(data, [1, 0]))
+    mine, loop = both(model, data, Local((Phase(epochs=2, batch=5),)), tree_of(model), round_of(data, [1, 0]))
     assert gap(mine, loop) < 1e-6
 
 
@@ -120,7 +120,7 @@ def test_phases_train_only_what_they_name(name):
     model, data = built(plain, torch.float64), cohort(dtype=torch.float64)
     local = Local(tuple(Phase(epochs=2, lr=0.2, trains=frozenset(names)) for names in TRAINS[name]))
     start = tree_of(model)
-    mine, loop = both(model, data, local, start, context(data))
+    mine, loop = both(model, data, local, start, round_of(data))
     assert gap(mine, loop) < 1e-12
     assert {n for n, x in mine.items() if bool((x != start[n]).any())} == set().union(*TRAINS[name])
 
@@ -128,7 +128,7 @@ def test_phases_train_only_what_they_name(name):
 def test_parameters_frozen_by_the_author_stay():
     model, data = built(plain, torch.float64), cohort(dtype=torch.float64)
     model[0].weight.requires_grad_(False)
-    mine, loop = both(model, data, Local(), tree_of(model), context(data))
+    mine, loop = both(model, data, Local(), tree_of(model), round_of(data))
     assert gap(mine, loop) < 1e-12
     assert torch.equal(mine["0.weight"], tree_of(model)["0.weight"].expand_as(mine["0.weight"]))
 
@@ -140,16 +140,16 @@ def test_clients_may_start_from_layers_of_their_own(own):
     for name in own:
         start[name] = torch.cat([start[name] * (1 + k / 5) for k in range(len(IDS))])
     before = sha256(start)
-    mine, loop = both(model, data, Local(PHASES["two"]), start, context(data))
+    mine, loop = both(model, data, Local(PHASES["two"]), start, round_of(data))
     assert gap(mine, loop) < 1e-12
     assert sha256(start) == before
 
 
 def test_a_client_does_not_notice_the_others():
     model, data, local = built(dropping, torch.float64), cohort(dtype=torch.float64), Local(PHASES["epochs"])
-    mine, _ = train(model, cross_entropy, data, local, tree_of(model), context(data), path="implicit")
+    mine, _ = train(model, cross_entropy, data, local, tree_of(model), round_of(data), path="implicit")
     for k, i in enumerate(IDS):
-        alone, _ = train(model, cross_entropy, data, local, tree_of(model), context(data, [i]), path="implicit")
+        alone, _ = train(model, cross_entropy, data, local, tree_of(model), round_of(data, [i]), path="implicit")
         assert gap(take(mine, slice(k, k + 1)), alone) < 1e-13
 
 
@@ -167,7 +167,7 @@ def test_a_loss_that_diverges_names_the_client():
     model, data = built(plain), cohort()
     data.x[data.start[2] + 5] = 1e30
     with pytest.raises(TrainingError, match="client 2, round 2: the training loss became"):
-        train(model, cross_entropy, data, Local(), tree_of(model), context(data), path="implicit")
+        train(model, cross_entropy, data, Local(), tree_of(model), round_of(data), path="implicit")
 
 
 class Lying(nn.Linear):
@@ -203,7 +203,7 @@ def test_other_networks_are_not_offered(name):
     model, data = built(OTHERS[name]), cohort()
     assert not can_imply(model, Local())
     with pytest.raises(ConfigError, match="use path 'loop'"):
-        train(model, cross_entropy, data, Local(), tree_of(model), context(data), path="implicit")
+        train(model, cross_entropy, data, Local(), tree_of(model), round_of(data), path="implicit")
 
 
 EXTRAS = ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 1.0}, {"prox": 0.1}, {"correct": True}, {"frobenius": 0.1})
@@ -222,7 +222,7 @@ def test_samples_that_are_not_rows_are_refused():
     data = Clients.of([(torch.ones(4, 2, 6), torch.zeros(4, 2, dtype=torch.int64))])
     model = built(plain)
     with pytest.raises(ConfigError, match=r"before '0.weight', seen samples of shape \[2, 6\]"):
-        train(model, cross_entropy, data, Local(), tree_of(model), context(data, [0]), path="implicit")
+        train(model, cross_entropy, data, Local(), tree_of(model), round_of(data, [0]), path="implicit")
 
 
 def test_it_is_chosen_where_clients_visit_few_samples():
@@ -299,7 +299,7 @@ def test_weights_that_overflow_in_the_last_step_name_the_client():
     data.x[data.start[2]] = 1e37  # the loss is still finite, the step is not
     local = Local((Phase(steps=1, batch=100, lr=1e10),))
     with pytest.raises(TrainingError, match=r"client 2, round 2: '0.weight' is not finite after the last step"):
-        train(model, lambda z, y: z.sum(1), data, local, tree_of(model), context(data), path="implicit")
+        train(model, lambda z, y: z.sum(1), data, local, tree_of(model), round_of(data), path="implicit")
 
 
 def test_a_plan_is_held_to_the_loop(tmp_path):
@@ -320,7 +320,7 @@ def test_a_plan_is_held_to_the_loop(tmp_path):
 
 def test_a_hook_set_between_two_calls_is_seen():
     model, data = built(plain), cohort()
-    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)), tree_of(model), context(data))
+    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)), tree_of(model), round_of(data))
     train(*how, path="implicit")
     model[0].register_forward_hook(lambda layer, args, out: 2 * out)
     with pytest.raises(ConfigError, match="implicit training is for networks"):
@@ -330,13 +330,13 @@ def test_a_hook_set_between_two_calls_is_seen():
 def test_a_model_changed_between_two_calls_is_seen():
     model, data = nn.Sequential(nn.Linear(6, 6), nn.LeakyReLU(0.1), nn.Linear(6, 6)), cohort()
     how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)))
-    train(*how, tree_of(model), context(data), path="implicit")
+    train(*how, tree_of(model), round_of(data), path="implicit")
     model[1] = nn.LeakyReLU(0.9)
-    mine, loop = (train(*how, tree_of(model), context(data), path=path)[0] for path in ("implicit", "loop"))
+    mine, loop = (train(*how, tree_of(model), round_of(data), path=path)[0] for path in ("implicit", "loop"))
     assert all(torch.allclose(mine[name], x, atol=1e-5) for name, x in loop.items())
     model[2].weight = model[0].weight
     with pytest.raises(ConfigError, match="implicit training is for networks"):
-        train(*how, tree_of(model), context(data), path="implicit")
+        train(*how, tree_of(model), round_of(data), path="implicit")
 
 
 @pytest.mark.parametrize("engine", ["vector", "debug"])

@@ -26,7 +26,7 @@ def clients(counts: list[int]) -> Clients:
     return Clients(x, y, start, count, augment=(flip,))
 
 
-def context(data: Clients, ids: list[int]) -> Ctx:
+def round_of(data: Clients, ids: list[int]) -> Ctx:
     who = torch.tensor(ids)
     return context(seed=3, round=2, rounds=9, ids=who, n=data.count[who], clients=len(data), samples=len(data.y))
 
@@ -40,7 +40,7 @@ phases = st.one_of(
 
 def check(counts: list[int], ids: list[int], phase: Phase) -> None:
     data = clients(counts)
-    ctx, n = context(data, ids), [counts[i] for i in ids]
+    ctx, n = round_of(data, ids), [counts[i] for i in ids]
     table = step_table(data, phase, 1, ctx, CPU)
     shuffles = shuffle_keys(ctx, 1, phase, n)
     tables = [batches(shuffles[:, k], phase, n[k]) for k in range(len(ids))]
@@ -94,7 +94,7 @@ def test_shuffles_too_many_to_sort_at_once_are_sorted_in_parts(monkeypatch):
 def test_samples_are_shuffled_alike_wherever_they_are(few, monkeypatch):
     monkeypatch.setattr(schedule, "FEW", few)
     data = clients([20, 1, 33, 7, 60])
-    ctx, phase = context(data, [4, 0, 3, 1, 2]), Phase(epochs=3, batch=8)
+    ctx, phase = round_of(data, [4, 0, 3, 1, 2]), Phase(epochs=3, batch=8)
     here, there = step_table(data, phase, 1, ctx, CPU), step_table(data.to("cuda"), phase, 1, ctx, torch.device("cuda"))
     assert there.places.is_cuda
     for name in ("places", "real", "keys", "views", "counts", "order"):
@@ -110,7 +110,7 @@ def test_words_beyond_a_client_s_samples_do_not_disturb_its_order():
 
 def test_losses_come_back_in_the_order_of_the_clients():
     data, phase = clients([5, 25]), Phase(epochs=2, batch=10)
-    ctx = context(data, [0, 1])
+    ctx = round_of(data, [0, 1])
     table = step_table(data, phase, 0, ctx, CPU)
     assert table.order.tolist() == [1, 0]
     seen = torch.zeros(6, 2, dtype=torch.float64)

@@ -94,8 +94,8 @@ def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(si
     ctx = make_ctx([3, 8, 20, 21, 40])
     model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
     drawn = held(ctx, 4, count)
-    small = fit.shrink({}, model, size, ctx)
-    full, covered = fit.grow(small, size, ctx)
+    small = fit.resize.shrink({}, model, size, ctx)
+    full, covered = fit.resize.grow(small, size, ctx)
     for name, x in model.items():
         assert small[name].shape[1:] == fit.layouts[size].shapes[name]
         for k in range(5):
@@ -114,12 +114,12 @@ def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(si
 def test_rows_do_not_depend_on_who_else_is_there():
     fit, ctx = fit_of(), make_ctx([3, 8, 20])
     model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
-    together = fit.shrink({}, model, 2, ctx)
-    whole, masks = fit.grow(together, 2, ctx)
+    together = fit.resize.shrink({}, model, 2, ctx)
+    whole, masks = fit.resize.grow(together, 2, ctx)
     for k in range(3):
         one = ctx.at(slice(k, k + 1))
-        alone = fit.shrink({}, model, 2, one)
-        grown, mask = fit.grow(alone, 2, one)
+        alone = fit.resize.shrink({}, model, 2, one)
+        grown, mask = fit.resize.grow(alone, 2, one)
         for name in model:
             assert torch.equal(alone[name][0], together[name][k])
             assert torch.equal(grown[name][0], whole[name][k])
@@ -151,10 +151,10 @@ def test_clients_that_keep_something_keep_their_bases():
     kept, fresh = (torch.stack([f.shrink({}, model, 2, ctx)["x"] for ctx in turns]) for f in (fit.kept, fit))
     assert bool((kept == kept[0]).all())
     assert bool((fresh != fresh[0]).any())
-    grown, _ = fit.kept.grow({"x": kept[3]}, 2, turns[3])
+    grown, _ = fit.kept.resize.grow({"x": kept[3]}, 2, turns[3])
     assert grown["x"].tolist() == [[i if i in row else 0 for i in range(4)] for row in kept[0].tolist()]
     assert len({tuple(row) for row in kept[0].tolist()}) > 2
-    assert not torch.equal(fit.kept.shrink({}, model, 2, changed(turns[0], seed=1))["x"], kept[0])
+    assert not torch.equal(fit.kept.resize.shrink({}, model, 2, changed(turns[0], seed=1))["x"], kept[0])
 
 
 def test_capacity_buys_whole_bases_and_at_least_one():
@@ -171,7 +171,7 @@ def test_what_methods_put_beside_the_network_is_left_to_them():
     fit = some_of(layout)
     assert "net.conv1.bias.second" not in fit.layouts[1].shapes
     ctx = make_ctx([7])
-    small = fit.shrink({}, {"net.conv1.bias.second": torch.arange(16.0).reshape(1, 2, 8)}, 1, ctx)
+    small = fit.resize.shrink({}, {"net.conv1.bias.second": torch.arange(16.0).reshape(1, 2, 8)}, 1, ctx)
     assert tuple(small["net.conv1.bias.second"].shape) == (1, 1, 8)
 
 

@@ -76,7 +76,7 @@ def filled(fit, size, full, seed=1):
         value = torch.rand(1, *shape, generator=g).double() + 0.5
         value = value if name.endswith("running_var") else value - 1
         state[name] = value if fit.layouts[size].dtypes[name].is_floating_point else torch.ones(1, *shape).long()
-    grown, _ = fit.grow(state, size, CTX)
+    grown, _ = fit.resize.grow(state, size, CTX)
     thin.double().load_state_dict({name: x[0] for name, x in state.items()})
     wide.double().load_state_dict({name: x[0] for name, x in grown.items()})
     return thin, wide
@@ -138,9 +138,9 @@ def test_shrink_takes_the_first_and_grow_puts_them_back():
     fit = slices(layout_of(full), RATIOS)
     model = tree_of(full)
     for size in range(len(RATIOS)):
-        small = fit.shrink({}, model, size, CTX)
+        small = fit.resize.shrink({}, model, size, CTX)
         assert {name: tuple(x.shape[1:]) for name, x in small.items()} == fit.layouts[size].shapes
-        again, covered = fit.grow(small, size, CTX)
+        again, covered = fit.resize.grow(small, size, CTX)
         for name, x in again.items():
             part, mask = small[name][0], covered[name]
             hits = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
@@ -150,7 +150,7 @@ def test_shrink_takes_the_first_and_grow_puts_them_back():
             assert not bool(x[~hits].any())
             corner = tuple(slice(n) for n in part.shape)
             assert bool(hits[0][corner].all())
-    assert all(mask is None for mask in fit.grow(fit.shrink({}, model, 0, CTX), 0, CTX)[1].values())
+    assert all(mask is None for mask in fit.resize.grow(fit.resize.shrink({}, model, 0, CTX), 0, CTX)[1].values())
 
 
 def test_rows_stay_rows():
@@ -158,9 +158,9 @@ def test_rows_stay_rows():
     fit = slices(layout_of(full), RATIOS)
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(3, *shape, generator=g) for name, shape in fit.layouts[1].shapes.items()}
-    whole, _ = fit.grow(rows, 1, CTX)
+    whole, _ = fit.resize.grow(rows, 1, CTX)
     for k in range(3):
-        alone, _ = fit.grow({name: x[k : k + 1] for name, x in rows.items()}, 1, CTX)
+        alone, _ = fit.resize.grow({name: x[k : k + 1] for name, x in rows.items()}, 1, CTX)
         assert all(torch.equal(alone[name], x[k : k + 1]) for name, x in whole.items())
 
 
@@ -224,9 +224,9 @@ def test_what_stands_beside_the_network_is_cut_like_what_it_stands_beside():
         fit = slices(known, (0.5,))
         assert fit.layouts[0].shapes.keys() == layout.shapes.keys(), "the recipes add it again"
         x = torch.rand(2, 32, 16, 3, 3)
-        small = fit.shrink({}, {"conv2.weight.second": x}, 0, CTX)
+        small = fit.resize.shrink({}, {"conv2.weight.second": x}, 0, CTX)
         assert torch.equal(small["conv2.weight.second"], x[:, :16, :8])
-        grown, covered = fit.grow(small, 0, CTX)
+        grown, covered = fit.resize.grow(small, 0, CTX)
         assert grown["conv2.weight.second"].shape == x.shape
         assert covered["conv2.weight.second"] is not None
 

@@ -341,14 +341,14 @@ def test_words_are_the_same_alone_and_together():
     other = x.clone()
     other[1, 3] += 1e-7
     assert torch.equal(secret.words(ctx, "a", 10, other)[0], both[0])
-    for changed in (
+    for words in (
         secret.words(ctx, "a", 10, other)[1],
         secret.words(ctx, "b", 10, x)[1],
         secret.words(ctx._replace(round=3), "a", 10, x)[1],
         secret.words(changed(ctx, ids=torch.tensor([3, 6])), "a", 10, x)[1],
         Secret(bytes(32)).words(ctx, "a", 10, x)[1],
     ):
-        assert not bool((changed == both[1]).any())
+        assert not bool((words == both[1]).any())
 
 
 def test_a_cohort_that_is_released_twice_was_sampled_once():

@@ -23,7 +23,7 @@ def cohort(sizes=(5, 20, 1)) -> Clients:
     return Clients.of([(torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)) for n in sizes])
 
 
-def context(ids, data) -> Ctx:
+def round_of(ids, data) -> Ctx:
     ids = torch.tensor(ids)
     return context(
         seed=5, round=2, rounds=9, ids=ids, n=data.count[ids % len(data)], clients=len(data), samples=len(data.y)
@@ -32,7 +32,7 @@ def context(ids, data) -> Ctx:
 
 def run(model, data, local, path="loop", loss=cross_entropy, ids=(0, 1, 2), start=None):
     start = tree_of(model) if start is None else start
-    return train(model, loss, data, local, start, context(list(ids), data), path=path)
+    return train(model, loss, data, local, start, round_of(list(ids), data), path=path)
 
 
 class Tied(nn.Module):

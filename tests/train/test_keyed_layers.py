@@ -66,7 +66,7 @@ def cohort(sizes) -> Clients:
     return Clients.of([(torch.randn(n, 6, generator=g), torch.randint(3, (n,), generator=g)) for n in sizes])
 
 
-def context(ids, data, seed=5, round=2) -> Ctx:
+def round_of(ids, data, seed=5, round=2) -> Ctx:
     ids = torch.tensor(ids)
     return context(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
@@ -82,7 +82,7 @@ def close(a, b, tolerance=1e-5):
 @pytest.mark.parametrize("make", [dropping, dropping_channels])
 def test_dropout_is_the_same_in_both_paths(make):
     model, data = built(make), cohort([5, 20, 1, 33])
-    ctx, start = context([3, 0, 2, 1], data), tree_of(model)
+    ctx, start = round_of([3, 0, 2, 1], data), tree_of(model)
     looped, _ = train(model, cross_entropy, data, LOCAL, start, ctx)
     stacked, _ = train(model, cross_entropy, data, LOCAL, start, ctx, path="stacked")
     assert close(stacked, looped)
@@ -138,9 +138,9 @@ def test_dropping_everything_gives_zeros():
 def test_rows_do_not_depend_on_cohort_or_chunk(make):
     model, data = built(make), cohort([5, 20, 1, 33, 12])
     start = tree_of(model)
-    whole, notes = train(model, cross_entropy, data, LOCAL, start, context([4, 0, 3, 2, 1], data))
+    whole, notes = train(model, cross_entropy, data, LOCAL, start, round_of([4, 0, 3, 2, 1], data))
     for k, i in enumerate([4, 0, 3, 2, 1]):
-        single, note = train(model, cross_entropy, data, LOCAL, start, context([i], data))
+        single, note = train(model, cross_entropy, data, LOCAL, start, round_of([i], data))
         assert sha256(take(whole, slice(k, k + 1))) == sha256(single)
         assert torch.equal(notes["loss"][k : k + 1], note["loss"])
 
@@ -150,8 +150,8 @@ def test_shuffling_is_keyed_by_client_and_round():
     x, y = cohort([40]).client(0)
     model, data = built(lambda: nn.Linear(6, 3)), Clients.of([(x, y), (x, y)])
     local = Local((Phase(epochs=1, batch=4, lr=0.5),))
-    a, _ = train(model, cross_entropy, data, local, tree_of(model), context([0, 1], data))
-    b, _ = train(model, cross_entropy, data, local, tree_of(model), context([0, 1], data, round=3))
+    a, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data))
+    b, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data, round=3))
     assert bool((a["weight"][0] != a["weight"][1]).any())
     assert bool((a["weight"] != b["weight"]).flatten(1).any(1).all())
 
@@ -166,7 +166,7 @@ def test_the_world_is_left_as_it_was(make):
     modes = [layer.training for layer in model.modules()], [type(layer) for layer in model.modules()]
     with torch.no_grad():
         for path in ("loop", "loop-fast", *(["stacked"] if make is dropping else [])):
-            train(model, cross_entropy, data, LOCAL, tree_of(model), context([0, 1], data), path=path)
+            train(model, cross_entropy, data, LOCAL, tree_of(model), round_of([0, 1], data), path=path)
             assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (numpy_state(), sha256(tree_of(model)), torch.get_num_threads()) == before[1:]
@@ -178,7 +178,7 @@ def test_the_world_is_left_as_it_was(make):
 def test_stacked_path_refuses_unkeyed_randomness():
     model, data = built(Functional), cohort([5, 20])
     with pytest.raises(ConfigError, match=r"F\.dropout.*use path 'loop'"):
-        train(model, cross_entropy, data, LOCAL, tree_of(model), context([0, 1], data), path="stacked")
+        train(model, cross_entropy, data, LOCAL, tree_of(model), round_of([0, 1], data), path="stacked")
 
 
 def test_rows_of_one_client_have_keys_of_their_own_and_the_first_has_the_clients():

@@ -47,7 +47,7 @@ def cohort(sizes=SIZES, dtype=torch.float32) -> Clients:
     )
 
 
-def context(ids, data: Clients, round=2) -> Ctx:
+def round_of(ids, data: Clients, round=2) -> Ctx:
     ids = torch.tensor(ids)
     return context(seed=5, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
 
@@ -119,7 +119,7 @@ PHASES = {
 def test_ragged_cohort_every_client_as_if_alone(make, name):
     model, data, local = built(make), cohort(), Local((PHASES[name],))
     ids = [3, 0, 6, 2, 1, 5, 4]
-    start, ctx = tree_of(model), context(ids, data)
+    start, ctx = tree_of(model), round_of(ids, data)
     after, _ = train(model, cross_entropy, data, local, start, ctx)
     others = [train(model, cross_entropy, data, local, start, ctx, path=path)[0] for path in ("loop-fast", "stacked")]
     exact = copy.deepcopy(model).double()
@@ -129,7 +129,7 @@ def test_ragged_cohort_every_client_as_if_alone(make, name):
         mine = take(after, slice(k, k + 1))
         wanted = alone(model, *data.client(i), local, start, ctx.at(slice(k, k + 1)))
         assert sha256(mine) == sha256(wanted), f"client {i} of {SIZES[i]} samples"
-        single, _ = train(model, cross_entropy, data, local, start, context([i], data))
+        single, _ = train(model, cross_entropy, data, local, start, round_of([i], data))
         assert sha256(mine) == sha256(single)
         # BatchNorm over two samples is ill-conditioned: there the loop itself is far from the truth, too
         slack = 1e-5 + 10 * worst(mine, take(truth, slice(k, k + 1)))
@@ -141,7 +141,7 @@ def test_ragged_cohort_every_client_as_if_alone(make, name):
 def test_stacked_in_float64(make, name):
     model, data, local = built(make, torch.float64), cohort(dtype=torch.float64), Local((PHASES[name],))
     ids = [0, 1, 2, 4, 5, 3]
-    start, ctx = tree_of(model), context(ids, data)
+    start, ctx = tree_of(model), round_of(ids, data)
     stacked, notes = train(model, cross_entropy, data, local, start, ctx, path="stacked")
     looped, others = train(model, cross_entropy, data, local, start, ctx)
     assert worst(stacked, looped) < 1e-10
@@ -152,7 +152,7 @@ def test_stacked_in_float64(make, name):
 def test_prox_against_autograd():
     model, data = built(dense_bn, torch.float64), cohort([40, 7], torch.float64)
     local = Local((Phase(epochs=3, lr=0.2, prox=0.7, batch=8, clip=1.0), Phase(epochs=1, lr=0.1, prox=0.3)))
-    start, ctx = tree_of(model), context([0, 1], data)
+    start, ctx = tree_of(model), round_of([0, 1], data)
     wanted = [alone(model, *data.client(i), local, start, ctx.at(slice(i, i + 1))) for i in (0, 1)]
     without = Local(tuple(phase._replace(prox=0.0) for phase in local.phases))
     for path in ("loop", "loop-fast", "stacked"):
@@ -168,7 +168,7 @@ def test_phases_train_only_what_they_name(path):
     model, data = built(dense_bn), cohort([20, 5])
     body, head = frozenset(["0.weight", "1.bias"]), frozenset(["3.weight"])
     local = Local((Phase(trains=body, momentum=0.9), Phase(trains=head, optimiser="adam", lr=0.01)))
-    start, ctx = tree_of(model), context([0, 1], data)
+    start, ctx = tree_of(model), round_of([0, 1], data)
     after, _ = train(model, cross_entropy, data, local, start, ctx, path=path)
     moved = {name for name in after if bool((after[name] != start[name]).any())}
     assert moved == body | head | {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
@@ -181,10 +181,10 @@ def test_phases_train_only_what_they_name(path):
 def test_clients_may_start_from_models_of_their_own(path):
     model, data, local = built(dense_bn), cohort([20, 5]), Local()
     start = {name: torch.cat([x, x * 2 if x.is_floating_point() else x]) for name, x in tree_of(model).items()}
-    after, _ = train(model, cross_entropy, data, local, start, context([0, 1], data), path=path)
+    after, _ = train(model, cross_entropy, data, local, start, round_of([0, 1], data), path=path)
     for k in (0, 1):
         mine = take(start, slice(k, k + 1))
-        wanted = alone(model, *data.client(k), local, mine, context([k], data))
+        wanted = alone(model, *data.client(k), local, mine, round_of([k], data))
         assert worst(take(after, slice(k, k + 1)), wanted) < 2e-5
 
 
@@ -192,8 +192,8 @@ def test_clients_may_start_from_models_of_their_own(path):
 def test_static_buffers_never_change_and_one_sample_passes(path):
     model, data = built(dense_bn, torch.float64), cohort([1, 33], torch.float64)
     local, start = Local((PHASES["momentum"],), buffers="static"), tree_of(model)
-    after, _ = train(model, cross_entropy, data, local, start, context([0, 1], data), path=path)
-    other, _ = train(model, cross_entropy, data, local, start, context([0, 1], data))
+    after, _ = train(model, cross_entropy, data, local, start, round_of([0, 1], data), path=path)
+    other, _ = train(model, cross_entropy, data, local, start, round_of([0, 1], data))
     assert worst(after, other) < 1e-10
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert torch.equal(after[name], start[name].expand_as(after[name]))
@@ -207,13 +207,13 @@ def test_reported_loss_is_the_mean_over_the_last_epoch(path):
     wanted = torch.stack([cross_entropy(model(x), y).mean() for x, y in (data.client(i) for i in range(3))]).detach()
     for phase in (Phase(lr=0.0, epochs=2, batch=8), Phase(lr=0.0, steps=5, batch=33)):
         _, notes = train(
-            model, cross_entropy, data, Local((phase,)), tree_of(model), context([0, 1, 2], data), path=path
+            model, cross_entropy, data, Local((phase,)), tree_of(model), round_of([0, 1, 2], data), path=path
         )
         assert notes["loss"].dtype == torch.float32
         assert torch.allclose(notes["loss"], wanted, rtol=1e-5)
     once, twice = (Local((Phase(lr=0.5, epochs=n, batch=33),)) for n in (1, 2))
-    after, _ = train(model, cross_entropy, data, once, tree_of(model), context([0], data), path=path)
-    _, notes = train(model, cross_entropy, data, twice, tree_of(model), context([0], data), path=path)
+    after, _ = train(model, cross_entropy, data, once, tree_of(model), round_of([0], data), path=path)
+    _, notes = train(model, cross_entropy, data, twice, tree_of(model), round_of([0], data), path=path)
     x, y = data.client(0)
     second = cross_entropy(F.linear(x, after["weight"][0], after["bias"][0]), y).mean()
     assert torch.allclose(notes["loss"], second, rtol=1e-5)
@@ -232,7 +232,7 @@ def test_shared_start_leaves_are_not_written_to():
     start = expand(tree_of(model), 2)
     before = sha256(start)
     for path in ("loop", "loop-fast", "stacked"):
-        train(model, cross_entropy, data, Local(), start, context([0, 1], data), path=path)
+        train(model, cross_entropy, data, Local(), start, round_of([0, 1], data), path=path)
     assert sha256(start) == before
 
 
@@ -244,7 +244,7 @@ def two_rounds(
     memory = {name: x.repeat(len(ids), *[1] * (x.ndim - 1)) for name, x in velocities(layout).items()} if kept else {}
     after = tree_of(model)
     for t in (2, 3):
-        after, _ = train(model, cross_entropy, data, local, after, context(ids, data, t), path, memory=memory)
+        after, _ = train(model, cross_entropy, data, local, after, round_of(ids, data, t), path, memory=memory)
     return after, memory
 
 
@@ -269,7 +269,7 @@ def test_kept_velocities_make_two_rounds_one_long_run(path):
     fresh, nothing = two_rounds(model, data, Local((phase,)), ids, path, kept=False)
     assert nothing == {}
     for k, i in enumerate(ids):
-        wanted, velocity = long_run(model, *data.client(i), phase, context([i], data))
+        wanted, velocity = long_run(model, *data.client(i), phase, round_of([i], data))
         assert worst(take(after, slice(k, k + 1)), wanted) < 1e-12
         assert worst(take(fresh, slice(k, k + 1)), wanted) > 1e-4, "without them the second round starts from rest"
         for (name, _), v in zip(model.named_parameters(), velocity, strict=True):
@@ -283,10 +283,10 @@ def test_kept_velocities_on_the_loop_path_are_row_exact():
     g = torch.Generator().manual_seed(2)
     old = {name: torch.randn(3, *x.shape[1:], generator=g) for name, x in keep.items()}
     one = {name: x.clone() for name, x in old.items()}
-    after, _ = train(model, cross_entropy, data, local, start, context(ids, data), memory=one)
+    after, _ = train(model, cross_entropy, data, local, start, round_of(ids, data), memory=one)
     for k, i in enumerate(ids):
         mine = {name: x[k : k + 1].clone() for name, x in old.items()}
-        single, _ = train(model, cross_entropy, data, local, tree_of(model), context([i], data), memory=mine)
+        single, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([i], data), memory=mine)
         assert sha256(single) == sha256(take(after, slice(k, k + 1)))
         assert sha256(mine) == sha256(take(one, slice(k, k + 1)))
 
@@ -296,6 +296,6 @@ def test_a_velocity_that_a_phase_does_not_train_stays(path):
     model, data = built(dense_bn), cohort([20, 5])
     local = Local((Phase(epochs=1, momentum=0.9, trains=frozenset({"3.weight"})),))
     memory = {name: torch.ones(2, *x.shape[1:]) for name, x in velocities(layout_of(model)).items()}
-    train(model, cross_entropy, data, local, tree_of(model), context([0, 1], data), path, memory=memory)
+    train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data), path, memory=memory)
     moved = {name for name, x in memory.items() if not bool((x == 1).all())}
     assert moved == {"velocity/3.weight"}

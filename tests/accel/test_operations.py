@@ -1,0 +1,360 @@
+"""Every operation's fast body gives what its plain one gives; with all of them plain a run has the same bits."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import sparing
+from sparing.accel.grown import Grown
+from sparing.accel.lazy_product import Product
+from sparing.core import factors, fold, gaussian, keys, ops, reduce, svd, tree, votes
+from sparing.core.compose import compose
+from sparing.core.grid import Grid
+from sparing.core.method import Blended
+from sparing.core.operation import OPERATIONS
+from sparing.core.parcel import Leaf
+from sparing.core.reduce import Term
+from sparing.core.tree import layout_of
+from sparing.core.votes import Votes
+from sparing.core.wire import count
+from sparing.core.wire.count import Mask
+from sparing.engines import sizes, stale
+from sparing.parts import lowrank, quant, selectors, stein
+from sparing.parts.lowrank import LowRank, rank_of
+from sparing.run import bank
+from sparing.train import lesson, optim
+from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
+
+K = 5
+SMALL = {"conv": (4, 3, 3, 3), "bias": (7,), "one": (), "none": (0, 3)}
+LARGE = {"conv": (40, 30, 3, 3), "dense": (300, 400), "bias": (400,), "long": (1 << 18,)}
+SHARES = torch.tensor([0.25, 0.5, 0.0, 0.125, 0.0625], dtype=torch.float64)
+
+
+class Draw:
+    """Tensors drawn on the CPU, alike for every device."""
+
+    def __init__(self, device: str, large: bool):
+        self.g, self.device, self.large = torch.Generator().manual_seed(0), torch.device(device), large
+        self.shapes = LARGE if large else SMALL
+        self.n = (1 << 18) + 3 if large else 70  # numbers of a row
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.g).to(self.device)
+
+    def coin(self, *shape: int, share: float = 0.5) -> Tensor:
+        return (torch.rand(*shape, generator=self.g) < share).to(self.device)
+
+    def tree(self, k: int) -> dict[str, Tensor]:
+        return {name: self.normal(k, *shape) for name, shape in self.shapes.items()}
+
+    def masks(self, k: int) -> dict[str, Tensor | None]:
+        drawn: dict[str, Tensor | None] = {name: self.coin(k, *shape) for name, shape in self.shapes.items()}
+        return drawn | {"bias": None}
+
+    @property
+    def ctx(self):
+        return changed(make_ctx(list(range(K))), device=str(self.device))
+
+
+Case = Callable[[Draw], tuple]
+
+
+def summands(d: Draw, *, before: bool = False, dtype: torch.dtype = torch.float32) -> tuple:
+    model, update = d.tree(1), {name: x.to(dtype) for name, x in d.tree(K).items()}
+    if not d.large and dtype == torch.float64:
+        model["steps"], update["steps"] = torch.full((1,), 9, device=d.device), torch.arange(K, device=d.device)
+    sums = {name: x.double() * 2.0**-20 for name, x in model.items()} if before else {}
+    grid = Grid(model, 1.0)
+    sums = {name: (x + 3 * grid.limit(name)) - 3 * grid.limit(name) for name, x in sums.items()}
+    return sums, update, SHARES, grid, d.ctx
+
+
+def voted(d: Draw) -> tuple:
+    sums, counted = {name: x.double() for name, x in d.tree(1).items() if x.numel()}, {}
+    for i, (name, x) in enumerate(sums.items()):
+        counted[name] = Votes()
+        scope = (None, d.coin(1, *x.shape[1:]), d.coin(K, *x.shape[1:]))[i % 3]
+        counted[name].add(scope, SHARES, SHARES.sum())
+        sums[name] = x if scope is None else x * scope.any(0, keepdim=True)
+    return sums, counted
+
+
+def quantised(d: Draw, *, bits: int = 8, drawn: bool = False, share: float = 0.05, codes: bool = False) -> tuple:
+    top = 2 ** (bits - 1) - 1
+    quantiser = quant.Quantiser(quant.steps(top, quant.peak, drawn), drawn)
+    keep = d.coin(K, d.n, share=share)
+    value = d.normal(K, d.n) * keep
+    if not codes:
+        return quantiser, "w", Leaf(value, keep=(keep,)), d.ctx
+    written = (value * 20).round().clamp(-top, top).to(torch.int8)
+    return quantiser, Leaf(written, keep=(keep,)), d.normal(K, 1).abs()
+
+
+def shrunk(d: Draw, *, c: bool | None = None) -> tuple:
+    settings = stein.Settings(warmup=1)
+    names = [name for name, shape in d.shapes.items() if math.prod(shape)]
+    state = stein.first_state({name: x for name, x in d.tree(1).items() if name in names}, settings)
+    state |= {name: d.normal(*x.shape).double() for name, x in state.items() if name.startswith("sum")}
+    state |= {name: torch.full_like(x, 0.5) for name, x in state.items() if name.startswith("mass")}
+    state["rounds"] += 3
+    update = {name: x.double() for name, x in d.tree(1).items() if name in names}
+    away = {"away": d.normal(K, len(names)).double().square() * 1e4}
+    blended = Blended(update, dict.fromkeys(names), torch.arange(K), SHARES.to(d.device), away)
+    aims = stein.this_rounds_targets(state, dict.fromkeys(names, 0), blended, settings)
+    if c is None:
+        return blended, aims, state, d.ctx, settings
+    given = torch.linspace(0.1, 1.0, len(names), dtype=torch.float64, device=d.device) if c else None
+    return state, names, blended, aims, given, settings
+
+
+def matrices(d: Draw) -> tuple:
+    shapes = [(2, 60, 40), (1, 30, 50)] if d.large else [(1, 6, 5)]
+    tall = [svd.upright(d.normal(*shape)) for shape in shapes]
+    return [x.mT @ x for x in tall], [min(4, x.shape[2]) for x in tall]
+
+
+def decomposition(d: Draw) -> tuple:
+    net = torch.nn.Sequential(*[torch.nn.Linear(80 if d.large else 9, 80 if d.large else 9) for _ in range(4)])
+    layout = layout_of(net)
+    ranks = {name: rank_of(layout.shapes[name], 0.3) for name in ("1.weight", "2.weight")}
+    plan = LowRank(layout, (ranks,), ranks, ranks, lambda ctx: torch.zeros_like(ctx.ids))
+    return plan, {name: d.normal(1, *shape) for name, shape in layout.shapes.items()}, {}, None
+
+
+def sparse(d: Draw) -> tuple:
+    few, many = d.coin(K, d.n, share=0.01), d.coin(1, d.n, share=0.4)
+    return ([Mask(few), Mask(few & many, many), Mask(many, None, travels=False), Mask(few[:, :9])],)
+
+
+def parcels(d: Draw, *, up: bool) -> tuple:
+    layout = small_layout()
+    method, parcel = compose(layout), update_parcel(layout, K)
+    leaves = {name: leaf._replace(value=leaf.value.to(d.device)) for name, leaf in parcel.leaves.items()}
+    parcel = parcel._replace(leaves=leaves, notes={name: x.to(d.device) for name, x in parcel.notes.items()})
+    return (method, parcel, 3, d.ctx) if up else (method, {}, parcel, d.ctx)
+
+
+def after_training(d: Draw, *, grown: bool = False, moved: bool = False) -> tuple:
+    base, added = d.tree(1), d.tree(K)
+    start = {name: x + 1 for name, x in base.items()} if moved else base
+    after = Grown(start, added) if grown else {name: start[name] + x for name, x in added.items()}
+    return after, {name: x for name, x in base.items() if name != "bias"}, d.masks(1)
+
+
+def differences(d: Draw) -> tuple:
+    model, base = d.tree(1), d.tree(1)
+    base = {name: model[name] if name == "conv" else x for name, x in base.items() if name != "bias"}
+    return model, base, d.tree(K), d.masks(1)
+
+
+def terms(d: Draw, *, other: bool = True) -> tuple:
+    drawn = [
+        Term(x, d.normal(1, *x.shape[1:]), d.normal(*x.shape) if other else None, None if i % 2 else d.coin(*x.shape))
+        for i, x in enumerate(d.tree(K).values())
+    ]
+    return drawn, K
+
+
+def keys_of(d: Draw) -> Tensor:
+    return d.ctx.keys("m")
+
+
+CASES: dict[tuple[object, str], Case] = {
+    (ops.place, ""): lambda d: (torch.arange(6).view(2, 3).T, d.device),
+    (ops.constants, ""): lambda d: ((3, 5, 2**40), d.device),
+    (ops.to_host, ""): lambda d: ([d.normal(3, 4).T, d.coin(5), d.normal(2).double()],),
+    (ops.restrict, ""): lambda d: (d.tree(K), ["bias"]),
+    (ops.restrict, "grown"): lambda d: (Grown(d.tree(1), d.tree(K)), ["bias", "conv"]),
+    (ops.is_formed, ""): lambda d: (d.normal(3),),
+    (ops.clear, "each"): lambda d: (d.tree(K), d.masks(K)),
+    (ops.clear, "shared"): lambda d: (d.tree(K), d.masks(1)),
+    (ops.overlay, "each"): lambda d: (d.tree(K), d.tree(K), d.masks(K)),
+    (ops.overlay, "shared"): lambda d: (d.tree(K), d.tree(1), d.masks(1)),
+    (ops.increments, ""): after_training,
+    (ops.increments, "grown from another start"): partial(after_training, grown=True, moved=True),
+    (ops.against, ""): differences,
+    (ops.add_each, ""): lambda d: (list(d.tree(K).values()), list(d.tree(1).values())),
+    (ops.add_each, "nothing"): lambda d: ([], []),
+    (ops.move, ""): lambda d: (d.tree(1), {name: x.double() for name, x in d.tree(1).items()}, d.masks(1)),
+    (ops.bounds, ""): lambda d: (d.tree(K) | {"odd": torch.tensor([1.0, math.nan]), "n": torch.tensor([-7, 3])},),
+    (ops.bounds, "nothing"): lambda d: ({},),
+    (tree.cleared, ""): lambda d: (d.normal(K, d.n), d.coin(1, d.n)),
+    (tree.cleared, "everywhere"): lambda d: (d.normal(K, 3), None),
+    (fold.add_to_sums, ""): summands,
+    (fold.add_to_sums, "more"): partial(summands, before=True),
+    (fold.add_to_sums, "float64"): partial(summands, before=True, dtype=torch.float64),
+    (votes.add_votes, ""): lambda d: (d.normal(1, d.n).double().round(), d.coin(K, d.n), SHARES),
+    (votes.divide_by_votes, ""): voted,
+    (reduce.total, ""): lambda d: (d.normal(K, d.n),),
+    (reduce.total, "booleans"): lambda d: (d.coin(K, 3, d.n),),
+    (reduce.dots, ""): terms,
+    (reduce.dots, "squares"): partial(terms, other=False),
+    (reduce.largest, ""): lambda d: (d.normal(K, d.n), 20),
+    (reduce.largest, "ties"): lambda d: (d.normal(K, d.n).round(), torch.tensor([0, 1, 20, 60, d.n]).to(d.device)),
+    (reduce.keep_largest, ""): lambda d: (list(d.tree(K).values()), [3] * len(d.shapes)),
+    (keys.choose, ""): lambda d: (keys_of(d), d.n, 20),
+    (keys.choose, "none"): lambda d: (keys_of(d), d.n, 0),
+    (gaussian.root, ""): lambda d: (d.normal(K, d.n).double().abs(),),
+    (selectors.least_of, ""): lambda d: (d.normal(2, d.n), 20),
+    (quant.codes_of_leaf, "scarce"): quantised,
+    (quant.codes_of_leaf, "many"): partial(quantised, share=0.5),
+    (quant.codes_of_leaf, "drawn"): partial(quantised, bits=4, drawn=True),
+    (quant.values_of_leaf, "scarce"): partial(quantised, codes=True),
+    (quant.values_of_leaf, "many"): partial(quantised, codes=True, share=0.5),
+    (stein.coefficients, ""): shrunk,
+    (stein.shrink_and_follow, ""): partial(shrunk, c=True),
+    (stein.shrink_and_follow, "warmup"): partial(shrunk, c=False),
+    (factors.product, "dense"): lambda d: (d.normal(K, 30, 4), d.normal(K, 4, d.n // 999 + 20)),
+    (factors.product, "conv"): lambda d: (d.normal(K, 6, 4, 3, 1), d.normal(K, 4, 8, 1, 2)),
+    (factors.squared, ""): lambda d: (d.normal(2, 6, 4096 if d.large else 50).double(),),
+    (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
+    (svd.strongest, ""): matrices,
+    (lowrank.decompose, ""): decomposition,
+    (count.index_sizes, ""): sparse,
+    (sizes.upload_sizes, ""): partial(parcels, up=True),
+    (sizes.download_sizes, ""): partial(parcels, up=False),
+    (stale.spreads, ""): lambda d: ([(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))], K),
+    (bank.mix_rows, ""): lambda d: ({"w": d.normal(9, d.n)}, np.array([4, 0, 7]), d.normal(K, 3).cpu().double()),
+    (optim.added, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
+    (lesson.seems_finite, ""): lambda d: (d.normal(K, d.n),),
+    (lesson.seems_finite, "not"): lambda d: (d.normal(K, d.n) / 0,),
+}
+ELSEWHERE = {sizes.join_sizes}  # takes a whole job: tests/accel/test_joined_sizes.py
+NEAR = {factors.product: 1e-4, factors.squared: 1e-9, optim.added: 1e-5, stale.spreads: 1e-9, bank.mix_rows: 1e-5}
+"""On a GPU: what its bodies' docstrings leave to rounding."""
+BY_SIGN = {svd.strongest, lowrank.decompose}
+"""Vectors whose sign is anyone's: on a GPU their products are compared, in tests of their own."""
+
+
+def ids(case: tuple[object, str]) -> str:
+    op, kind = case
+    return f"{op.__name__} {kind}".strip()  # type: ignore[attr-defined]
+
+
+def outcome(run: Callable, op: object, args: tuple) -> object:
+    found = run(*args)
+    return args[0] if op is votes.add_votes else found  # it writes over what it was given
+
+
+def compare(fast: object, plain: object, within: float) -> None:
+    if isinstance(plain, Tensor):
+        assert isinstance(fast, Tensor)
+        fast, plain = fast.detach().cpu(), plain.detach().cpu()
+        if fast.dtype == torch.int8:  # codes, which the plain body leaves as whole float numbers
+            fast = fast.to(plain.dtype)
+        torch.testing.assert_close(fast, plain, rtol=within, atol=within, equal_nan=True)
+    elif isinstance(plain, Mapping):
+        assert isinstance(fast, Mapping)
+        assert list(fast) == list(plain)
+        for name in plain:
+            compare(fast[name], plain[name], within)
+    elif isinstance(plain, (list, tuple)):
+        assert len(fast) == len(plain)  # type: ignore[arg-type]
+        for one, other in zip(fast, plain, strict=True):  # type: ignore[call-overload]
+            compare(one, other, within)
+    elif isinstance(plain, np.ndarray):
+        assert np.array_equal(fast, plain)  # type: ignore[arg-type]
+    elif callable(plain):
+        compare(fast(), plain(), within)  # type: ignore[operator]
+    else:
+        assert fast == plain
+
+
+def test_every_body_is_compared():
+    faster = {op for op in OPERATIONS if op.body is not op.plain}
+    assert faster == {op for op, _ in CASES} | ELSEWHERE
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("case", CASES, ids=ids)
+def test_both_bodies_give_the_same_bits(case, large):
+    op, make = case[0], CASES[case]
+    fast, plain = (outcome(run, op, make(Draw("cpu", large))) for run in (op.body, op.plain))
+    compare(fast, plain, 0.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+@pytest.mark.parametrize("case", [case for case in CASES if case[0] not in {*BY_SIGN, svd.begins_anew}], ids=ids)
+def test_a_gpu_gives_what_the_plain_body_gives_on_the_cpu(case, large):
+    op, make = case[0], CASES[case]
+    fast = outcome(op.body, op, make(Draw("cuda", large)))
+    compare(fast, outcome(op.plain, op, make(Draw("cpu", large))), NEAR.get(op, 0.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+def test_a_gpu_spans_what_the_cpu_spans(large):
+    (found, plain), (state, want) = (
+        (op.body(*make(Draw("cuda", large))), op.plain(*make(Draw("cpu", large))))
+        for op, make in ((svd.strongest, matrices), (lowrank.decompose, decomposition))
+    )
+    for v, w in zip(found, plain, strict=True):
+        torch.testing.assert_close((v @ v.mT).cpu(), w @ w.mT, rtol=1e-7, atol=1e-7)
+    for name in ("1.weight", "2.weight"):
+        a, b = (state[0][f"{part}/{name}"].cpu() for part in "ab")
+        torch.testing.assert_close(a @ b, want[0][f"a/{name}"] @ want[0][f"b/{name}"], rtol=1e-4, atol=1e-4)
+    assert dict(state[1]) == pytest.approx(dict(want[1]), abs=1e-5)
+
+
+def product(d: Draw) -> Product:
+    return Product(d.normal(K, 4, 30), d.normal(K, 4, 20))
+
+
+LAZY: dict[tuple[object, str], Case] = {
+    (ops.add_each, ""): lambda d: ([product(d)], [d.normal(1, 30, 20)]),
+    (ops.increments, ""): lambda d: ({"w": product(d)}, {"w": d.normal(1, 30, 20)}, {"w": None}),
+    (ops.increments, "masked"): lambda d: ({"w": product(d)}, {"w": d.normal(1, 30, 20)}, {"w": d.coin(1, 30, 20)}),
+    (ops.increments, "sums"): partial(after_training, grown=True),
+    (ops.increments, "grown"): lambda d: (Grown(w := {"w": d.normal(1, 30, 20)}, {"w": product(d)}), w, {"w": None}),
+    (ops.against, ""): lambda d: (
+        {"w": d.normal(1, 30, 20)}, {"w": d.normal(1, 30, 20)}, {"w": product(d)}, {"w": d.coin(1, 30, 20)},
+    ),
+    (reduce.dots, ""): lambda d: ([Term(product(d), d.normal(1, 30, 20))], K),
+    (reduce.keep_largest, ""): lambda d: ([product(d)], [9]),
+    (lesson.seems_finite, ""): lambda d: (product(d),),
+    (fold.add_to_sums, ""): lambda d: (
+        {}, {"w": product(d)}, SHARES, Grid({"w": torch.zeros(1, 30, 20, device=d.device)}, 1.0), d.ctx,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("case", LAZY, ids=ids)
+def test_sums_and_products_that_nobody_formed_come_out_within_rounding(case, device):
+    op, make = case[0], LAZY[case]
+    compare(op.body(*make(Draw(device, False))), op.plain(*make(Draw("cpu", False))), 1e-4)
+
+
+METHODS: dict[str, list] = {
+    "fedavg": ["fedavg"],
+    "psfed+topk+int8+memory": ["psfed", "topk", "int8", "memory"],
+    "fedscr": ["fedscr"],
+    "sr-fedavg+topk": ["sr-fedavg", "topk"],
+    "pfedsim": ["pfedsim"],
+    "pfedsim, published": [{"pfedsim": {"mode": "published"}}],
+    "fedhm": ["fedhm"],
+    "stein with masks": ["psfed", "stein"],
+    "median": ["median"],
+}
+
+
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+@pytest.mark.parametrize("name", METHODS)
+def test_with_plain_bodies_a_run_has_the_same_bits_and_bytes(name, engine):
+    def run():
+        how = {"rounds": 3, "sample": 5, "seed": 3, "local": {"epochs": 1}, "engine": engine}
+        return sparing.run("digits", METHODS[name], plan={"path": "loop", "chunk": 3}, **how)
+
+    fast = run()
+    with plain_bodies():
+        plain = run()
+    assert plain.model_sha256 == fast.model_sha256
+    assert (plain.up_bytes, plain.down_bytes) == (fast.up_bytes, fast.down_bytes)
+    assert [record.metrics for record in plain.table] == [record.metrics for record in fast.table]
