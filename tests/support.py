@@ -1,13 +1,16 @@
 """Small things that many tests need: layouts, contexts, random parcels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from sparing.core.context import Ctx, context
+from sparing.accel.install import install
+from sparing.core.context import Ctx, Members, context
 from sparing.core.method import View
+from sparing.core.operation import plain_again
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.run.results import Record
@@ -30,6 +33,28 @@ def make_ctx(ids: list[int], n: list[int] | None = None, seed: int = 0, t: int =
     return context(
         seed=seed, round=t, rounds=20, ids=torch.tensor(ids), n=counts, clients=clients, samples=1000, cohort=len(ids)
     )
+
+
+def changed(ctx: Ctx, device: str | None = None, **fields: object) -> Ctx:
+    """The same round in which something is known otherwise of its members or its federation, or on another device."""
+    members = {name: x for name, x in fields.items() if name in Members._fields}
+    federation = {name: x for name, x in fields.items() if name not in members}
+    workspace = ctx.workspace if device is None else ctx.workspace._replace(device=torch.device(device))
+    return ctx._replace(
+        members=ctx.members._replace(**members),
+        federation=ctx.federation._replace(**federation),
+        workspace=workspace._replace(memo={}),
+    )
+
+
+@contextmanager
+def plain_bodies() -> Iterator[None]:
+    """Every operation runs its plain body."""
+    plain_again()
+    try:
+        yield
+    finally:
+        install()
 
 
 def small_net() -> nn.Module:

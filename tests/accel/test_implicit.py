@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 import sparing
+from sparing.accel import fold_bodies
 from sparing.accel.lazy_product import Product
 from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
-from sparing.core.fold import terms
 from sparing.core.method import Local, Phase
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.clients import Clients
@@ -281,13 +281,13 @@ def test_threads_share_large_products_and_the_plan_alone_says_how_many():
 @pytest.mark.parametrize(("method", "as_they_are"), [("fedavg", True), ("fedadam", True), ("topk", False)])
 def test_a_plain_mean_never_forms_a_client_s_weights(method, as_they_are, monkeypatch):
     """The factors go into the fold as they are; a codec has them formed."""
-    seen = []
+    seen, terms = [], fold_bodies._terms
 
     def watched(update, share_K):
         seen.append(isinstance(update, Product) and update.whole is None)
         return terms(update, share_K)
 
-    monkeypatch.setattr("sparing.core.fold.terms", watched)
+    monkeypatch.setattr(fold_bodies, "_terms", watched)
     sparing.run(task_of(built(plain)), method, **{**STUDY, "rounds": 1}, plan={"path": "implicit", "threads": 1})
     assert seen
     assert set(seen[0::2]) == {as_they_are}  # weights

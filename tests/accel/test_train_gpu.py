@@ -16,6 +16,7 @@ from sparing.train.evaluate import evaluate
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
+from support import changed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -39,7 +40,7 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
     ids, phase = torch.tensor([2, 0, 3, 1]), Phase(epochs=2, batch=8, momentum=0.9, clip=1.0, prox=0.1)
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=4, samples=59)
     wanted, note = train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)
-    start, there = to(tree_of(model), "cuda"), ctx._replace(ids=ids.to(where))
+    start, there = to(tree_of(model), "cuda"), changed(ctx, device="cuda")
     before = torch.cuda.get_rng_state()
     after, notes = train(model, cross_entropy, data.to(where), Local((phase,)), start, there, path=path)
     assert torch.equal(torch.cuda.get_rng_state(), before)

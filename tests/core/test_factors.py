@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from sparing.core.factors import LONG, factor_shapes, product, squared
+from sparing.accel.fedhm_bodies import LONG
+from sparing.core.factors import factor_shapes, product, squared
 
 SHAPES = [((64, 32, 3, 3), 32), ((6, 8, 3, 2), 5), ((5, 3, 1, 4), 1), ((70, 130), 33), ((128, 1000), 64)]
 

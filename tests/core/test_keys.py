@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparing.core.capacity import by_capacity
-from sparing.core.keys import BLOCK, GOLDEN, choose, choose_in_band, few_hashes, few_keys, hashes, mix, signed
-from support import make_ctx
+from sparing.core.context import few_keys
+from sparing.core.keys import GOLDEN, few_hashes, hashes, mix, signed, tag_word
+from support import changed, make_ctx
 
 
 @given(d=st.integers(1, 300), share=st.floats(0, 1), seed=st.integers(0, 10**9))
@@ -18,23 +19,6 @@ def test_choose_takes_exactly_k_and_every_row_is_as_alone(d, share, seed):
     mask = ctx.choose("m", d, k)
     assert (mask.sum(dim=1) == k).all()
     assert torch.equal(mask[1:2], ctx.at(slice(1, 2)).choose("m", d, k))
-
-
-@pytest.mark.parametrize("k", [1, 1000, BLOCK, 2 * BLOCK - 7])
-def test_the_narrow_band_selects_what_a_full_sort_selects(k):
-    d = 2 * BLOCK + 13
-    key = make_ctx([5]).keys("m")
-    order = hashes(key, d)[0].argsort()[:k]
-    want = torch.zeros(d, dtype=torch.bool).index_fill(0, order, True)
-    assert torch.equal(choose(key, d, k)[0], want)
-
-
-def test_a_band_that_misses_the_cut_falls_back_to_sorting(monkeypatch):
-    d, k = BLOCK + 5, 1000
-    key = make_ctx([5]).keys("m")
-    want = choose_in_band(key, d, k)
-    monkeypatch.setattr("sparing.core.keys.signed_level", lambda u: -(1 << 63))
-    assert torch.equal(choose_in_band(key, d, k), want)
 
 
 def test_draws_differ_between_tags_rounds_seeds_and_clients():
@@ -88,16 +72,16 @@ def test_choosing_more_than_there_is_is_refused():
         make_ctx([1]).choose("m", 4, 5)
 
 
-def test_sizes_go_along_with_their_clients():
-    ctx = make_ctx([4, 7, 9])._replace(sizes=torch.tensor([2, 0, 1]))
+def test_capacities_go_along_with_their_clients():
+    ctx = changed(make_ctx([4, 7, 9]), capacity={"rank": torch.tensor([0.25, 1.0, 0.5])})
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(torch.tensor([2, 0]))).tolist() == [1, 2]
     assert by_capacity([1, 0.5, 0.25], "rank")(ctx.at(slice(1, 3))).tolist() == [0, 1]
-    assert ctx.common.sizes is None
+    assert ctx.common.capacity is None
 
 
 def test_few_numbers_are_the_same_in_numpy():
     ctx = make_ctx([5, 2**40, 7])
     assert few_keys(ctx, "a", "b").view(np.int64).tolist() == [ctx.keys("a").tolist(), ctx.keys("b").tolist()]
-    plain = mix(mix(ctx.ids * signed(GOLDEN) + 1) ^ signed(word_of(ctx, "a")))
+    plain = mix(mix(ctx.ids * signed(GOLDEN) + 1) ^ signed(tag_word(ctx.seed, ctx.round, "a")))
     assert torch.equal(ctx.keys("a"), plain)
     assert few_hashes(few_keys(ctx, "a")[0], 9).view(np.int64).tolist() == hashes(plain, 9).tolist()

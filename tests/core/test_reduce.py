@@ -1,13 +1,10 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparing.core import reduce
-from sparing.core.reduce import largest, scarce, total
+from sparing.core.reduce import largest, total
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70)
 
@@ -66,45 +63,3 @@ def test_largest_is_a_stable_sort_by_magnitude(x, k):
 def test_largest_takes_its_own_k_for_every_row(dtype):
     x = torch.tensor([[5, 4, 3, 2], [5, 4, 3, 2], [1, 1, 1, 1]], dtype=dtype)
     assert largest(x, torch.tensor([0, 3, 2])).int().tolist() == [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
-
-
-@pytest.mark.parametrize("kind", ["normal", "ties", "sorted", "nan", "zeros"])
-def test_a_sample_changes_nothing(kind, monkeypatch):
-    g = torch.Generator().manual_seed(3)
-    x = torch.randn(3, 5000, generator=g) if kind != "ties" else torch.randint(-3, 4, (3, 5000), generator=g).float()
-    if kind == "sorted":
-        x = x.sort(dim=1).values
-    if kind == "nan":
-        x[1, 7] = math.nan
-    if kind == "zeros":
-        x[:, 20:] = 0
-    plain = {k: largest(x, k) for k in (0, 1, 30, 600, 4999, 5000)}
-    mixed = largest(x, torch.tensor([0, 5, 4000]))
-    monkeypatch.setattr(reduce, "LONG", 100)
-    monkeypatch.setattr(reduce, "SAMPLE", 64)
-    monkeypatch.setattr(reduce, "BLOCK", 999)
-    for k, wanted in plain.items():
-        assert torch.equal(largest(x, k), wanted)
-        assert torch.equal(largest(x[1:2], k), wanted[1:2])
-    assert torch.equal(largest(x, torch.tensor([0, 5, 4000])), mixed)
-
-
-def test_a_sample_sees_every_column(monkeypatch):
-    """Of a matrix whose columns a step of the sample would divide; columns that are all zero are common."""
-    x = torch.randn(512, 3136, generator=torch.Generator().manual_seed(0))
-    x[:, :: 512 * 3136 // reduce.SAMPLE] = 0
-    looked_at, kth = [], reduce.kth
-    monkeypatch.setattr(reduce, "kth", lambda size, k: looked_at.append(len(size)) or kth(size, k))
-    assert int(largest(x.reshape(1, -1), 4096).sum()) == 4096
-    assert max(looked_at) < 3 * 4096
-
-
-def test_what_is_scarce(monkeypatch):
-    mask = torch.zeros(80, dtype=torch.bool)
-    mask[[3, 70, 79]] = True
-    assert scarce(mask) is None
-    monkeypatch.setattr(reduce, "LONG", 80)
-    assert scarce(mask).tolist() == [3, 70, 79]
-    assert scarce(torch.zeros(80, dtype=torch.bool)).tolist() == []
-    assert scarce(torch.arange(80) < 10).tolist() == list(range(10))
-    assert scarce(torch.arange(80) < 11) is None

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from sparing.core.method import Trained
 from sparing.core.compose import compose
+from sparing.core.round import train_locally
 from sparing.core.tree import take
 from sparing.engines.stale import Stale
 from sparing.recipes.local import local
@@ -16,17 +18,17 @@ LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1)
 
 
-def untouched(start, memory, ctx):
-    return start, memory, {"loss": torch.zeros(len(ctx.ids))}
+def untouched(lesson, ctx):
+    return Trained(lesson.start, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
 
 def divergence(method, starts, chunks):
     stale = Stale(method, MODEL)
-    train = stale.watching(untouched)
+    local = stale.watching(method).local
     for part in chunks:
         some = take(starts, torch.tensor(part))
-        assert train(some, {}, make_ctx(part))[0] is some
-    return stale.report()
+        assert train_locally(local, untouched, some, {}, make_ctx(part)).after is some
+    return {name: float(x) for name, x in stale.report().items()}
 
 
 @pytest.mark.parametrize("chunks", [[[0, 1, 2, 3, 4]], [[2, 0], [4, 1, 3]], [[0], [1], [2], [3], [4]]], ids=str)

@@ -9,7 +9,7 @@ from torch import nn
 from sparing.core.compose import compose
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import WireError
-from sparing.core.method import Broadcast, Codec, Local, Share
+from sparing.core.method import Broadcast, Codec, Local, Share, Trained
 from sparing.core.parcel import Cut, Parcel, pick
 from sparing.core.round import (
     begin,
@@ -27,7 +27,7 @@ from sparing.core.versions import NEVER, copy_of
 from sparing.core.wire import nbytes, split
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
-from support import make_ctx
+from support import changed, make_ctx
 
 CLIENTS, ROUNDS, STILL = 12, 10, 5
 COHORTS = {
@@ -78,13 +78,13 @@ def method_of(spec, local=None):
     return compose(LAYOUT, *recipes(method_list(spec)), local=local)
 
 
-def training(start, memory, ctx):
+def training(lesson, ctx):
     """Keyed noise, smaller in most places than in a few, and counters that count."""
     after = {}
-    for name, x in start.items():
+    for name, x in lesson.start.items():
         noise = ctx.uniform(f"move/{name}", x[0].numel()).reshape(-1, *x.shape[1:]) - 0.5
         after[name] = x + noise**5 if x.is_floating_point() else (x + 2).expand(len(ctx.ids), *x.shape[1:]).clone()
-    return after, memory, {"loss": torch.zeros(len(ctx.ids), device=ctx.ids.device)}
+    return Trained(after, lesson.memory, {"loss": torch.zeros(len(ctx.ids), device=ctx.device)})
 
 
 def federation(method, device="cpu", cohorts=COHORTS):
@@ -93,7 +93,7 @@ def federation(method, device="cpu", cohorts=COHORTS):
     server, states = first_server(method, model, CLIENTS), {}
     for t, ids in cohorts.items():
         ctx = make_ctx(ids, seed=5, t=t, clients=CLIENTS)
-        ctx = ctx._replace(ids=ctx.ids.to(device), n=ctx.n.to(device), first=(~server.seen[ctx.ids.cpu()]).to(device))
+        ctx = changed(ctx, device=device, first=~server.seen[ctx.ids])
         down = outgoing(method, server, ctx)
         state = cat([states.get(k, first_client(method, model)) for k in ids])
         up, state = client(method, state, down, training, ctx)
@@ -265,7 +265,7 @@ def test_broken_downloads_are_refused():
 def test_a_node_that_holds_something_else_is_told():
     method = method_of([{"broadcast": {"by": SMALL}}])
     node, ctx, data = missing_two(method)
-    for other in (ctx._replace(round=6), ctx._replace(seed=1), ctx._replace(ids=ctx.ids + 1)):
+    for other in (ctx._replace(round=6), changed(ctx, seed=1), changed(ctx, ids=ctx.ids + 1)):
         with pytest.raises(WireError):
             node.read(method, data, other)
     for held in (1, 2, 4):

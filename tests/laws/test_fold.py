@@ -1,5 +1,7 @@
 """Law: any order, any grouping, any number of workers, the same bits."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -7,12 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.core.errors import TrainingError
-from sparing.core.fold import Collect, Fold
+from sparing.core.fold import Collect, Fold, add_to_sums
 from sparing.core.method import Arrival
-from support import make_ctx, random_tree, small_layout
+from support import make_ctx, plain_bodies, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1, seed=9)
+CTX = make_ctx([0])
+
+
+@pytest.fixture(scope="module", autouse=True, params=["plain", "fast"])
+def bodies(request):
+    with plain_bodies() if request.param == "plain" else nullcontext():
+        yield
 
 
 def arrival(rows, update, scope, n):
@@ -35,7 +44,7 @@ def folded(groups, update, scope, n, kind=Fold):
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.merge(part)
-    return whole.mean()
+    return whole.mean(CTX)
 
 
 def same(a, b):
@@ -107,11 +116,14 @@ def test_any_order_and_grouping_gives_the_same_bits(data, seed, masks, dtype):
 def test_without_the_grid_the_law_does_not_hold(monkeypatch):
     """The same test data, folded without rounding to the grid, depends on the order: so the law can fail."""
 
-    def loose(total, update, share_K, limit):
-        for k, share in enumerate(share_K.tolist()):
-            total += update[k : k + 1].double() * share
+    def loose(sums, update, share_K, grid, ctx):
+        out = {name: torch.zeros(1, *x.shape[1:], dtype=torch.float64) for name, x in update.items()}
+        for name, total in out.items():
+            for k, share in enumerate(share_K.tolist()):
+                total += update[name][k : k + 1].double() * share
+        return out
 
-    monkeypatch.setattr("sparing.core.fold.accumulate", loose)
+    monkeypatch.setattr(add_to_sums, "body", loose)
     k, n = 13, list(range(1, 14))
     one = folded([[list(range(k))]], wide(k, 0), {}, n)
     two = folded([[list(reversed(range(k)))]], wide(k, 0), {}, n)
@@ -123,7 +135,7 @@ def test_weights_that_add_up_to_too_much_are_refused():
     fold = Fold(MODEL, 1.0)
     fold.add(one, torch.ones(3), {})
     with pytest.raises(TrainingError, match="add up to more than"):
-        fold.mean()
+        fold.mean(CTX)
 
 
 def test_small_weights_keep_their_precision():
@@ -132,7 +144,7 @@ def test_small_weights_keep_their_precision():
     update = {"w": torch.randn(50, 4, generator=torch.Generator().manual_seed(0))}
     fold = Fold({"w": torch.zeros(1, 4)}, 1.0)
     fold.add(Arrival(update, {}, {}, {}, make_ctx(list(range(50)))), weight, {})
-    assert torch.allclose(fold.mean().update["w"][0], (weight[:, None] * update["w"]).sum(dim=0), rtol=1e-6, atol=1e-8)
+    assert torch.allclose(fold.mean(CTX).update["w"][0], (weight[:, None] * update["w"]).sum(dim=0), rtol=1e-6, atol=1e-8)
 
 
 def test_a_duplicate_never_counts_twice():
@@ -163,14 +175,14 @@ def test_a_senseless_weight_is_refused(weight):
 
 def test_an_empty_round_is_refused():
     with pytest.raises(TrainingError, match="no client arrived"):
-        Fold(MODEL, 1.0).mean()
+        Fold(MODEL, 1.0).mean(CTX)
 
 
 def test_zero_weight_leaves_the_model_alone():
     one = arrival([0], random_tree(LAYOUT, 1), {}, [1])
     fold = Fold(MODEL, 1.0)
     fold.add(one, torch.zeros(1), {})
-    blended = fold.mean()
+    blended = fold.mean(CTX)
     assert not any(bool(mask.any()) for mask in blended.covered.values())
 
 

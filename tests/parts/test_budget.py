@@ -22,7 +22,7 @@ from sparing.core.tree import Layout
 from sparing.core.wire import from_bytes, nbytes, to_bytes
 from sparing.core.worth import judged, piece
 from sparing.parts.budget import Item, budget, written
-from support import FALLING, falling, make_ctx, view_of
+from support import FALLING, changed, falling, make_ctx, view_of
 from support import falling_update as update
 
 LAYOUT, SHAPES = FALLING, FALLING.shapes
@@ -119,9 +119,9 @@ def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
         scope = torch.rand(2, *shape, generator=g) < 0.5 if masked and name < "d" else None
         leaves[name] = Leaf(x if scope is None else x * scope, scope=scope)
     parcel = Parcel(leaves, {"n": torch.ones(2)})
-    codec, ctx = budget(layout, 1e9), make_ctx([3, 8])._replace(budget=torch.tensor([40.0 + more, 5.0]).double())
+    codec, ctx = budget(layout, 1e9), changed(make_ctx([3, 8]), budget=torch.tensor([40.0 + more, 5.0]).double())
     out, _ = codec.encode(parcel, {}, view_of(ctx))
-    nothing = nbytes(codec.encode(parcel, {}, view_of(ctx._replace(budget=torch.zeros(2).double())))[0])
+    nothing = nbytes(codec.encode(parcel, {}, view_of(changed(ctx, budget=torch.zeros(2).double())))[0])
     size = nbytes(out)
     assert int(size[0]) <= max(40 + more, int(nothing[0]))
     assert int(size[1]) == int(nothing[1]), "too little for anything: as little as possible"
@@ -153,7 +153,7 @@ def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
 def test_every_client_has_its_own_budget_where_the_round_has_a_deadline():
     parcel, codec = update(4, rate=0.9), budget(LAYOUT, 1500)
     rooms = torch.tensor([400.0, 900.0, 1e9, 0.0]).double()
-    ctx = make_ctx([2, 5, 9, 11])._replace(budget=rooms)
+    ctx = changed(make_ctx([2, 5, 9, 11]), budget=rooms)
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     for k, most in enumerate((400, 900, 1500)):
         assert 0.9 * most < int(nbytes(out)[k]) <= most
@@ -272,7 +272,7 @@ def test_memory_brings_everything_across_in_time():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_sends_the_same_bytes():
     codec, parcel, ctx = budget(LAYOUT, 900), update(2, rate=0.9), make_ctx([3, 5])
-    there = ctx._replace(ids=ctx.ids.cuda(), n=ctx.n.cuda())
+    there = changed(ctx, device="cuda")
     here, far = (
         codec.encode(some, {}, view_of(c))[0] for some, c in ((parcel, ctx), (each(parcel, Tensor.cuda), there))
     )

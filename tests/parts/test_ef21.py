@@ -7,7 +7,7 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.method import Weigh
+from sparing.core.method import Trained, Weigh
 from sparing.core.registry import find
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout, cat
@@ -30,9 +30,9 @@ def descend(method, lr, rounds):
     server, hessians = first_server(method, model, 3), torch.tensor(HESSIANS, dtype=torch.float32)
     state, path = cat([first_client(method, model)] * 3), [START]
 
-    def train(start, memory, ctx):
-        x = start["x"].expand(3, 3)
-        return {"x": x - lr * (hessians @ x[:, :, None])[:, :, 0]}, memory, {"loss": torch.zeros(3)}
+    def train(lesson, ctx):
+        x = lesson.start["x"].expand(3, 3)
+        return Trained({"x": x - lr * (hessians @ x[:, :, None])[:, :, 0]}, lesson.memory, {"loss": torch.zeros(3)})
 
     for t in range(1, rounds + 1):
         ctx = context(0, t, rounds, torch.arange(3), torch.full((3,), 5), 3, 15, 3, first=~server.seen)

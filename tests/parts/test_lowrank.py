@@ -12,9 +12,9 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, in_shape, matrix_of, product
 from sparing.core.svd import exact
 from sparing.core.tree import Kind, layout_of, to, tree_of
-from sparing.parts.lowrank import lowrank, rank_of
+from sparing.parts.lowrank import low_rank, rank_of
 from sparing.task.models import network
-from support import make_ctx
+from support import changed, make_ctx
 
 DEFAULTS = (1, 0.5, 0.25, 0.125)
 CTX = make_ctx([0])
@@ -107,7 +107,7 @@ def test_convolutions_in_groups_stay_whole_and_are_named_once():
         nn.Linear(8, 2),
     )
     with pytest.warns(UserWarning, match="whole: 1, 3") as said:
-        fit = lowrank(layout_of(net), (0.5,))
+        fit = low_rank(layout_of(net), (0.5,))
     assert len(said) == 1
     assert {x for x in fit.layouts[0].shapes if x[-2:] == ".a"} == {"2.a"}
 
@@ -193,14 +193,14 @@ def test_truncation_error_and_balanced_factors(shape):
 def test_shrink_then_grow_is_the_best_approximation_and_leaves_the_rest_alone():
     net = made(3, deep)
     layout, model = layout_of(net), tree_of(net)
-    fit = lowrank(layout, DEFAULTS)
-    state = fit.init(model)
-    assert fit.shrink(state, model, 0, CTX).keys() == model.keys(), "ratio 1 is the model itself"
+    fit = low_rank(layout, DEFAULTS)
+    state = fit.resize.init(model)
+    assert fit.resize.shrink(state, model, 0, CTX).keys() == model.keys(), "ratio 1 is the model itself"
     for size, ratio in enumerate(DEFAULTS[1:], 1):
-        cut = fit.shrink(state, model, size, CTX)
+        cut = fit.resize.shrink(state, model, size, CTX)
         assert {name: tuple(x.shape[1:]) for name, x in cut.items()} == fit.layouts[size].shapes
         assert list(cut) == list(fit.layouts[size].shapes)
-        whole, covered = fit.grow({n: x for n, x in cut.items() if n not in model}, size, CTX)
+        whole, covered = fit.resize.grow({n: x for n, x in cut.items() if n not in model}, size, CTX)
         assert covered == dict.fromkeys(["1.weight", "4.weight"])
         for name, x in whole.items():
             r = rank_of(layout.shapes[name], ratio)
@@ -211,12 +211,12 @@ def test_shrink_then_grow_is_the_best_approximation_and_leaves_the_rest_alone():
 
 
 def test_growing_is_exact_by_rows():
-    fit = lowrank(layout_of(deep()), (0.5,))
+    fit = low_rank(layout_of(deep()), (0.5,))
     g = torch.Generator().manual_seed(0)
     rows = parts({n: torch.randn(5, *shape, generator=g) for n, shape in fit.layouts[0].shapes.items()})
-    together = fit.grow(rows, 0, CTX)[0]
+    together = fit.resize.grow(rows, 0, CTX)[0]
     for k in range(5):
-        alone = fit.grow({n: x[k : k + 1] for n, x in rows.items()}, 0, CTX)[0]
+        alone = fit.resize.grow({n: x[k : k + 1] for n, x in rows.items()}, 0, CTX)[0]
         assert all(torch.equal(alone[n][0], x[k]) for n, x in together.items())
 
 
@@ -230,7 +230,7 @@ def test_growing_is_exact_by_rows():
 def test_parameter_counts_as_published(name, classes, counts):
     with torch.device("meta"):
         layout = layout_of(network(name, (3, 32, 32), classes))
-    fit = lowrank(layout, [1 / factor for factor in counts])
+    fit = low_rank(layout, [1 / factor for factor in counts])
     assert [round(one.size / 1e6, 3) for one in fit.layouts] == list(counts.values())
 
 
@@ -239,7 +239,7 @@ def test_what_stays_whole():
         nets = {name: layout_of(network(name, (3, 32, 32), 10)) for name in ("resnet18", "resnet34", "resnet50", "cnn")}
 
     def thin(name):
-        first, small = nets[name], lowrank(nets[name], (0.5,)).layouts[0]
+        first, small = nets[name], low_rank(nets[name], (0.5,)).layouts[0]
         return {weight.removesuffix(".weight") for weight in first.kinds if weight not in small.shapes}
 
     assert not any("shortcut" in x or x in ("head", "stem.conv") for name in nets for x in thin(name))
@@ -249,15 +249,15 @@ def test_what_stays_whole():
     assert {x.partition(".")[0] for x in thin("resnet34")} == {"layer3", "layer4"}
     assert {x.partition(".")[0] for x in thin("resnet50")} == {"layer2", "layer3", "layer4"}
     assert thin("cnn") == {"conv2", "dense"}
-    kept = lowrank(nets["cnn"], (0.5,), full=0, keep=["dense"]).layouts[0]
+    kept = low_rank(nets["cnn"], (0.5,), full=0, keep=["dense"]).layouts[0]
     assert {x for x in kept.shapes if x[-2:] == ".a"} == {"conv1.a", "conv2.a"}
-    assert "conv2.weight" in lowrank(nets["cnn"], (0.5,), full=2).layouts[0].shapes
+    assert "conv2.weight" in low_rank(nets["cnn"], (0.5,), full=2).layouts[0].shapes
 
 
 def test_modules_fit_their_layouts_and_know_what_they_are():
     net = made(3, deep)
     layout = layout_of(net)
-    fit = lowrank(layout, DEFAULTS)
+    fit = low_rank(layout, DEFAULTS)
     assert fit.module(net, 0) is net
     before = copy.deepcopy(net.state_dict())
     for size in (1, 2, 3):
@@ -272,7 +272,7 @@ def test_modules_fit_their_layouts_and_know_what_they_are():
 
 def test_factored_models_run_stacked():
     net = made(3, lambda: nn.Sequential(*[m for m in deep() if not isinstance(m, nn.BatchNorm2d)]))
-    fit, k = lowrank(layout_of(net), (0.5,)), 3
+    fit, k = low_rank(layout_of(net), (0.5,)), 3
     small = fit.module(net, 0)
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(k, *shape, generator=g) for name, shape in fit.layouts[0].shapes.items()}
@@ -286,20 +286,20 @@ def test_factored_models_run_stacked():
 def test_attention_may_read_the_weight_of_a_factored_layer():
     layer = made(0, lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True))
     net = nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 2))
-    fit = lowrank(layout_of(net), (0.5,))
+    fit = low_rank(layout_of(net), (0.5,))
     assert "1.self_attn.out_proj.a" in fit.layouts[0].shapes
     for mode in (True, False):
         assert fit.module(net, 0).train(mode)(torch.rand(2, 5, 16)).shape == (2, 5, 2)
 
 
 def test_sizes_follow_declared_capacity_or_the_id():
-    fit = lowrank(layout_of(deep()), (0.5, 1, 0.125, 0.3))
+    fit = low_rank(layout_of(deep()), (0.5, 1, 0.125, 0.3))
     ctx = make_ctx([0, 1, 2, 3, 4, 5, 6])
     assert fit.sizes(ctx).tolist() == [0, 1, 2, 3, 0, 1, 2]
-    other = ctx._replace(capacity={"speed": torch.ones(7)})
+    other = changed(ctx, capacity={"speed": torch.ones(7)})
     assert fit.sizes(other).tolist() == [0, 1, 2, 3, 0, 1, 2]
     declared = torch.tensor([1.0, 0.99, 0.5, 0.3, 0.2, 0.01, 7.0])
-    assert fit.sizes(ctx._replace(capacity={"rank": declared})).tolist() == [1, 0, 0, 3, 2, 2, 1]
+    assert fit.sizes(changed(ctx, capacity={"rank": declared})).tolist() == [1, 0, 0, 3, 2, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -340,11 +340,11 @@ def grouped():
 )
 def test_what_cannot_be_factored_is_refused(build, options, words):
     with pytest.raises((MethodError, ConfigError), match=words):
-        lowrank(layout_of(build()), **({"ratios": DEFAULTS} | options))
+        low_rank(layout_of(build()), **({"ratios": DEFAULTS} | options))
 
 
 def test_a_grouped_convolution_that_is_kept_is_no_trouble():
-    fit = lowrank(layout_of(grouped()), (0.5,), keep=["1"])
+    fit = low_rank(layout_of(grouped()), (0.5,), keep=["1"])
     assert "1.weight" in fit.layouts[0].shapes
     assert "2.a" in fit.layouts[0].shapes
 
@@ -352,18 +352,18 @@ def test_a_grouped_convolution_that_is_kept_is_no_trouble():
 def test_what_only_the_module_shows_is_refused_there():
     ring = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Linear(4, 4))
     with pytest.raises(MethodError, match=r"cannot factor '1': it pads with 'circular'.*fedhm.keep: \[1\]"):
-        lowrank(layout_of(ring), (0.5,)).module(ring, 0)
+        low_rank(layout_of(ring), (0.5,)).module(ring, 0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     tied[2].weight = tied[1].weight
     with pytest.raises(MethodError, match=r"cannot factor '1': its weight is also '2.weight'"):
-        lowrank(layout_of(tied), (0.5,)).module(tied, 0)
+        low_rank(layout_of(tied), (0.5,)).module(tied, 0)
 
 
 def test_the_report_names_every_factored_layer():
     net = made(3, deep)
     model = tree_of(net)
-    fit = lowrank(layout_of(net), DEFAULTS)
-    _, report = fit.learn(fit.init(model), model, make_ctx([0]))
+    fit = low_rank(layout_of(net), DEFAULTS)
+    _, report = fit.resize.learn(fit.resize.init(model), model, make_ctx([0]))
     keys = {f"{kind}/{layer}" for kind in ("approximation", "factor_norm") for layer in ("1", "4")}
     assert report.keys() == keys | {"approximation_error", "fallbacks"}
     missed = whole = 0.0
@@ -380,17 +380,17 @@ def test_learning_goes_on_from_the_last_decomposition():
     """Large enough for the warm start; equal shapes are decomposed together."""
     net = made(3, lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)]))
     layout, model = layout_of(net), tree_of(net)
-    fit = lowrank(layout, (0.25, 0.1))
-    state = fit.init(model)
+    fit = low_rank(layout, (0.25, 0.1))
+    state = fit.resize.init(model)
     for t in (1, 2):
         g = torch.Generator().manual_seed(t)
         model = {n: x + 0.02 * torch.randn(x.shape, generator=g) for n, x in model.items()}
-        state, report = fit.learn(state, model, make_ctx([0], t=t))
+        state, report = fit.resize.learn(state, model, make_ctx([0], t=t))
         assert report["fallbacks"] == 0
-        anew = fit.init(model)
+        anew = fit.resize.init(model)
         for name in ("1.weight", "2.weight"):
             error, best = (
-                fit.grow(parts(fit.shrink(x, model, 0, CTX)), 0, CTX)[0][name] - model[name] for x in (state, anew)
+                fit.resize.grow(parts(fit.resize.shrink(x, model, 0, CTX)), 0, CTX)[0][name] - model[name] for x in (state, anew)
             )
             assert best.norm() <= error.norm() < 1.03 * best.norm()
             assert not torch.equal(state[f"v/{name}"], anew[f"v/{name}"]), "not decomposed from nothing"
@@ -399,14 +399,14 @@ def test_learning_goes_on_from_the_last_decomposition():
 @pytest.mark.gpu
 def test_gpu_agrees_with_the_cpu():
     net = made(3, deep)
-    fit, model = lowrank(layout_of(net), DEFAULTS), tree_of(net)
+    fit, model = low_rank(layout_of(net), DEFAULTS), tree_of(net)
     there = to(model, "cuda")
-    (here, report), (state, said) = (fit.learn(fit.init(x), x, CTX) for x in (model, there))
+    (here, report), (state, said) = (fit.resize.learn(fit.resize.init(x), x, CTX) for x in (model, there))
     assert said == pytest.approx(report, abs=1e-5)
     for size in (1, 2, 3):
-        small, large = fit.shrink(here, model, size, CTX), fit.shrink(state, there, size, CTX)
+        small, large = fit.resize.shrink(here, model, size, CTX), fit.resize.shrink(state, there, size, CTX)
         assert all(large[name].is_contiguous() for name in small)
-        whole, grown = fit.grow(parts(small), size, CTX)[0], fit.grow(parts(large), size, CTX)[0]
+        whole, grown = fit.resize.grow(parts(small), size, CTX)[0], fit.resize.grow(parts(large), size, CTX)[0]
         assert all(torch.allclose(grown[name].cpu(), x, atol=1e-5) for name, x in whole.items())
 
 

@@ -8,7 +8,7 @@ from sparing.core.method import Blended
 from sparing.core.parcel import Cut
 from sparing.parts import masks
 from sparing.parts.selectors import selected, selector_of
-from support import make_ctx, random_tree, small_layout
+from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1)
@@ -58,7 +58,7 @@ def test_sync_every_round_keeps_nothing_and_sync_at_fraction_0_keeps_buffers_too
         assert up == {}
         assert down.keys() == LAYOUT.shapes.keys()
         assert not any(bool(cut.mask.any()) for cut in down.values()), "nothing for clients already met"
-        met = make_ctx([0, 1], t=t)._replace(first=torch.tensor([False, True]))
+        met = changed(make_ctx([0, 1], t=t), first=torch.tensor([False, True]))
         first = share.down(share.init(MODEL), MODEL, met)
         assert all(not bool(cut.mask[0].any()) and bool(cut.mask[-1].all()) for cut in first.values()), (
             "all for a new one"

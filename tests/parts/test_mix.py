@@ -11,7 +11,7 @@ from sparing.core.tree import layout_of, tree_of, with_extra
 from sparing.parts.mix import bases_of, held, some_of, split
 from sparing.task.models import network
 from sparing.task.models.small import cnn
-from support import make_ctx, random_tree
+from support import changed, make_ctx, random_tree
 
 
 def normed():
@@ -154,13 +154,13 @@ def test_clients_that_keep_something_keep_their_bases():
     grown, _ = fit.kept.grow({"x": kept[3]}, 2, turns[3])
     assert grown["x"].tolist() == [[i if i in row else 0 for i in range(4)] for row in kept[0].tolist()]
     assert len({tuple(row) for row in kept[0].tolist()}) > 2
-    assert not torch.equal(fit.kept.shrink({}, model, 2, turns[0]._replace(seed=1))["x"], kept[0])
+    assert not torch.equal(fit.kept.shrink({}, model, 2, changed(turns[0], seed=1))["x"], kept[0])
 
 
 def test_capacity_buys_whole_bases_and_at_least_one():
     sizes = fit_of(8).sizes
     widths = [1, 0.99, 0.3, 0.25, 0.2, 0.125, 0.1, 0.0]
-    ctx = make_ctx(list(range(8)))._replace(capacity={"width": torch.tensor(widths)})
+    ctx = changed(make_ctx(list(range(8))), capacity={"width": torch.tensor(widths)})
     assert [8 - size for size in sizes(ctx).tolist()] == [8, 7, 2, 2, 1, 1, 1, 1]
     undeclared = make_ctx(list(range(10)))
     assert [8 - size for size in sizes(undeclared).tolist()] == [8, 7, 6, 5, 4, 3, 2, 1, 8, 7]

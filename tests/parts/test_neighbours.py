@@ -6,7 +6,7 @@ import torch
 
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.method import Arrival, Blended
+from sparing.core.method import Arrival, Blended, Trained
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand, take, under
 from sparing.parts.neighbours import TOP, heads_up, met, neighbours, weights_of
@@ -15,7 +15,7 @@ from sparing.recipes.personal import personal
 from sparing.recipes.pfedsim import pfedsim
 from sparing.recipes.topk import topk
 from sparing.run.bank import MemoryBank
-from support import make_ctx, random_tree, small_layout
+from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 HOME = frozenset({"3.weight", "3.bias"})
@@ -102,7 +102,7 @@ def test_at_the_start_a_client_is_like_itself_only():
 
 def test_the_head_goes_up_and_not_down():
     share = heads_up(LAYOUT, HOME, 0.25)
-    ctx = make_ctx([3, 4], t=6)._replace(first=torch.tensor([False, True]))
+    ctx = changed(make_ctx([3, 4], t=6), first=torch.tensor([False, True]))
     assert all(cut.mask is None for cut in share.down({}, MODEL, ctx._replace(round=5)).values())
     down = share.down({}, MODEL, ctx)
     assert down.keys() == LAYOUT.shapes.keys()
@@ -150,12 +150,12 @@ def test_each_client_is_served_its_own_blend():
     assert served([5], state, rows, t=5) is MODEL, "warm-up"
 
 
-def fake_training(start, memory, ctx):
+def fake_training(lesson, ctx):
     after = {}
-    for name, x in start.items():
+    for name, x in lesson.start.items():
         noise = ctx.uniform(f"move/{name}", x[0].numel()).reshape(-1, *x.shape[1:]) - 0.5
         after[name] = x + noise if x.is_floating_point() else (x + 2).expand(len(ctx.ids), *x.shape[1:]).clone()
-    return after, memory, {"loss": torch.zeros(len(ctx.ids))}
+    return Trained(after, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
 
 def play(method, cohorts, first=1):
@@ -165,7 +165,7 @@ def play(method, cohorts, first=1):
     states = dict.fromkeys(range(CLIENTS), first_client(method, MODEL))
     for t, ids in enumerate(cohorts, first):
         ctx = make_ctx(ids, t=t)
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        ctx = changed(ctx, first=~server.seen[ctx.ids])
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         state = {name: torch.cat([states[i][name] for i in ids]) for name in states[0]}
         up, state = client(method, state, down, fake_training, ctx)

@@ -14,7 +14,7 @@ from sparing.recipes.int8 import int8
 from sparing.recipes.memory import memory
 from sparing.recipes.obfuscate import obfuscate as recipe
 from sparing.recipes.topk import topk
-from support import make_ctx, view_of
+from support import changed, make_ctx, view_of
 
 SHAPES = {"a": (33, 30), "b": (7,), "c": (1,)}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32))
@@ -35,7 +35,7 @@ def test_a_rotation_keeps_lengths_and_angles_and_is_undone_with_the_key(masked):
     codec, ctx, before = obfuscate.rotated(LAYOUT), make_ctx([0, 4, 2]), parcel(masked=masked)
     out, _ = codec.encode(before, {}, view_of(ctx))
     back = codec.decode(out, ctx)
-    wrong = codec.decode(out, ctx._replace(seed=1))
+    wrong = codec.decode(out, changed(ctx, seed=1))
     for name, leaf in before.leaves.items():
         x, y = leaf.value.double().flatten(1), out.leaves[name].value.double().flatten(1)
         torch.testing.assert_close(y.norm(dim=1), x.norm(dim=1), rtol=1e-6, atol=1e-9)

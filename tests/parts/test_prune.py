@@ -14,7 +14,7 @@ from sparing.parts import prune
 from sparing.task.build import build_task
 from sparing.task.clients import Clients
 from sparing.train.local import train
-from support import make_ctx, small_layout, small_net
+from support import changed, make_ctx, small_layout, small_net
 
 LAYOUT = small_layout()
 MODEL = tree_of(small_net(), LAYOUT)
@@ -53,7 +53,7 @@ def test_over_the_model_layers_compete_and_masks_of_the_pruned_model_are_the_sam
 
 def test_the_receiver_knows_the_mask_from_the_initial_model_and_fills_up_with_zeros():
     method = compose(LAYOUT, find("prune").make(keep=0.25))
-    server, ctx = first_server(method, MODEL, 50), make_ctx([3, 7])._replace(first=torch.tensor([True, True]))
+    server, ctx = first_server(method, MODEL, 50), changed(make_ctx([3, 7]), first=torch.tensor([True, True]))
     schema = schema_down(method, MODEL, ctx.at(slice(1)))
     down = outgoing(method, server, ctx)
     for name in ("0.weight", "3.weight"):

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from sparing.core.errors import ConfigError
-from sparing.core.fold import Collect
-from sparing.core.grid import Grid
+from sparing.core.fold import Collect, Fold, without_unsound
 from sparing.core.method import Arrival
-from sparing.core.roster import sound
 from sparing.parts import robust
 from sparing.parts.bound import norm_bound
 from support import make_ctx, random_tree, small_layout
@@ -214,10 +212,10 @@ def test_unsound_arrivals_are_left_out_and_counted(bad):
     model, update = random_tree(LAYOUT, 1, seed=9), random_tree(LAYOUT, 4)
     update["3.bias"][2, 0] = bad
     scope = {"3.weight": torch.ones(4, *LAYOUT.shapes["3.weight"], dtype=torch.bool), "3.bias": None}
-    notes, roll = {"n": torch.arange(4.0) + 1, "loss": torch.tensor([0.0, torch.nan, 0.0, 0.0])}, Roll()
-    got = sound(Arrival(update, scope, notes, model, make_ctx([5, 6, 7, 8])), Grid(model, 1.0), roll)
+    notes, fold = {"n": torch.arange(4.0) + 1, "loss": torch.tensor([0.0, torch.nan, 0.0, 0.0])}, Fold(model, 1.0)
+    got = without_unsound(Arrival(update, scope, notes, model, make_ctx([5, 6, 7, 8])), fold)
     assert got.ctx.ids.tolist() == [5, 8]
-    assert roll.refused == 2
+    assert fold.roster.refused == 2
     assert got.notes["n"].tolist() == [1, 4]
     assert got.scope["3.weight"].shape[0] == 2
     assert torch.equal(got.update["3.weight"], update["3.weight"][[0, 3]])

@@ -13,7 +13,7 @@ from sparing.core.tree import Layout
 from sparing.parts.masks import counts
 from sparing.parts.selectors import SELECTORS, selected, selector_of, top
 from sparing.task.fleet import Fleet
-from support import make_ctx, random_tree, small_layout
+from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1)
@@ -275,7 +275,7 @@ def test_union_and_intersection():
 
 @pytest.mark.parametrize("selector", [*FREE, *TOLD, *JOINED], ids=str)
 def test_first_contact_is_a_full_download_unless_seeded_or_told(selector):
-    ctx = make_ctx([1, 2, 5])._replace(first=torch.tensor([True, False, False]))
+    ctx = changed(make_ctx([1, 2, 5]), first=torch.tensor([True, False, False]))
     share, settled = share_of(selector=selector), share_of(selector=selector, first="seed")
     cuts, seeded = drawn(share, ctx), drawn(settled, ctx)
     mask = chosen(cuts, 1)

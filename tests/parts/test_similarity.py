@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from sparing.core import inner
+from sparing.core import reduce
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Arrival, Blended, by_samples
@@ -13,7 +13,7 @@ from sparing.core.tree import under
 from sparing.parts.similarity import alike, cosine
 from sparing.recipes.fedsim import fedsim
 from sparing.recipes.pfedsim import pfedsim
-from support import make_ctx, random_tree, small_layout
+from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1, seed=4)
@@ -32,7 +32,7 @@ def blend(method, update, n, server=None):
     """One round in which the clients' updates are these: (server before, server after, report)."""
     server = server or first_server(method, MODEL, 50)
     ctx = make_ctx(list(range(len(n))), n)
-    ctx = ctx._replace(first=~server.seen[ctx.ids])
+    ctx = changed(ctx, first=~server.seen[ctx.ids])
     down, fold = outgoing(method, server, ctx), begin(method, server, ctx)
     leaves = {name: Leaf(update[name]) for name in method.share.up({}, ctx)}
     up = Parcel(leaves, {"n": ctx.n.float(), "loss": torch.zeros(len(n))})
@@ -65,7 +65,7 @@ def test_a_row_of_many_is_that_row_alone(monkeypatch):
     update, n = moved(5), [10, 20, 30, 40, 50]
     weigh = alike(LAYOUT, q=0.7, softmax=0.4)
     whole, seen = weigh.of({}, arrival(update, n))
-    monkeypatch.setattr(inner, "BLOCK", 100)
+    monkeypatch.setattr(reduce, "AT_ONCE", 100)
     blocked, _ = weigh.of({}, arrival(update, n))
     assert torch.equal(whole, blocked)
     for k in range(5):
@@ -283,6 +283,6 @@ def test_weights_on_a_gpu_have_the_same_bits(options):
     wanted, _ = weigh.of({}, arrival(update, [10, 20, 30, 40, 50]))
     there = arrival({name: x.cuda() for name, x in update.items()}, [10, 20, 30, 40, 50])
     there = there._replace(
-        model={name: x.cuda() for name, x in MODEL.items()}, ctx=there.ctx._replace(ids=there.ctx.ids.cuda())
+        model={name: x.cuda() for name, x in MODEL.items()}, ctx=changed(there.ctx, device="cuda")
     )
     assert torch.equal(weigh.of({}, there)[0].cpu(), wanted)

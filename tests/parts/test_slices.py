@@ -13,7 +13,7 @@ from sparing.core.widths import narrowed, narrower
 from sparing.parts.slices import slices
 from sparing.task.models import network
 from sparing.task.models.resnet import Basic, Bottleneck, resnet
-from support import make_ctx
+from support import changed, make_ctx
 
 RATIOS = (1, 0.5, 0.25, 0.125, 0.0625, 0.3)
 CTX = make_ctx([0])
@@ -235,7 +235,7 @@ def test_sizes_by_id_or_by_the_declared_width():
     fit = slices(layout_of(made(NETS["cnn"][0])), (1, 0.5, 0.25))
     ctx = make_ctx([0, 1, 2, 3, 7])
     assert fit.sizes(ctx).tolist() == [0, 1, 2, 0, 1]
-    declared = ctx._replace(capacity={"width": torch.tensor([0.25, 0.9, 1.0, 0.1, 0.5])})
+    declared = changed(ctx, capacity={"width": torch.tensor([0.25, 0.9, 1.0, 0.1, 0.5])})
     assert fit.sizes(declared).tolist() == [2, 1, 0, 2, 1]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparing
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.parcel import Leaf, Parcel
@@ -156,10 +157,10 @@ def test_a_client_whose_update_is_not_a_number_is_refused_by_name(recipe, memory
     model, ctx = random_tree(method.layout, 1), make_ctx([4, 6])
     server = first_server(method, model, 50)
 
-    def broken(start, memory, ctx):
-        after = {name: x.repeat(2, *[1] * (x.dim() - 1)) for name, x in start.items()}
+    def broken(lesson, ctx):
+        after = {name: x.repeat(2, *[1] * (x.dim() - 1)) for name, x in lesson.start.items()}
         after["3.weight"][1] = math.nan
-        return after, memory, {"loss": torch.zeros(2)}
+        return Trained(after, lesson.memory, {"loss": torch.zeros(2)})
 
     down = outgoing(method, server, ctx)
     up, _ = client(method, expand(first_client(method, model), 2), down, broken, ctx)

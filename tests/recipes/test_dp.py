@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sparing.core.private import told
 
 import sparing
 from sparing.core.compose import compose, remade
@@ -15,6 +14,7 @@ from sparing.core.method import Local
 from sparing.core.parcel import Schema
 from sparing.core.registry import known
 from sparing.core.tree import layout_of
+from sparing.parts.privacy import notes_of
 from sparing.recipes.dp import dp
 from sparing.run.config import method_list
 from sparing.run.explain import explain
@@ -198,7 +198,7 @@ def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     for recipe_name in known():
         made = recipes(needs.get(recipe_name, [recipe_name]))
         method = compose(layout_of(remade(DEEP, made)), *made)
-        adding |= {codec.name for codec in method.up if told(codec)}
+        adding |= {codec.name for codec in method.up if notes_of(codec)}
     assert adding <= {"fedscr"}
     one = torch.ones(1, dtype=torch.int64)
     adaptive = compose(layout, dp(adaptive=True)).up[0]

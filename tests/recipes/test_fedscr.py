@@ -23,7 +23,7 @@ from sparing.recipes.memory import memory
 from sparing.recipes.personal import personal
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
-from support import make_ctx, small_layout, small_net
+from support import changed, make_ctx, small_layout, small_net
 
 PAIR = nn.Conv2d(2, 2, 1, bias=False)  # two filters, two channels, one weight each
 LAYOUT = layout_of(PAIR)
@@ -143,7 +143,7 @@ def test_unbiased_is_normalised_for_equal_clients_and_leaves_buffers_alone():
 def test_unbiased_counts_only_clients_that_train():
     """N is the number of those who can come: clients held out never do, and have no samples among everyone's."""
     step, ids = unbiased(LAYOUT), [0, 1]
-    ctx = make_ctx(ids, n=[10, 30], clients=10)._replace(samples=100, held=4)
+    ctx = changed(make_ctx(ids, n=[10, 30], clients=10), samples=100, held=4)
     name = LAYOUT.params[0]
     update = {name: torch.ones(1, *LAYOUT.shapes[name], dtype=torch.float64)}
     seen = {"n": torch.tensor([10.0, 30.0])}

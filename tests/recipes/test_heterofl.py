@@ -7,7 +7,7 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.method import Local, Phase
+from sparing.core.method import Local, Phase, Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.recipes.heterofl import heterofl
@@ -144,9 +144,9 @@ def test_a_client_keeps_its_own_tensors_in_full_shape_and_changes_its_part_only(
     state = first_client(method, server.model) | {"own/head.weight": torch.rand(1, 10, 64)}
     ctx = make_ctx([1])
 
-    def train(start, memory, ctx):
-        assert torch.equal(start["head.weight"], state["own/head.weight"][:, :, :32])
-        return {name: x + 1 for name, x in start.items()}, memory, {"loss": torch.ones(1)}
+    def train(lesson, ctx):
+        assert torch.equal(lesson.start["head.weight"], state["own/head.weight"][:, :, :32])
+        return Trained({name: x + 1 for name, x in lesson.start.items()}, lesson.memory, {"loss": torch.ones(1)})
 
     _, after = client(method, state, outgoing(method, server, ctx), train, ctx)
     assert torch.equal(after["own/head.weight"][:, :, :32], state["own/head.weight"][:, :, :32] + 1)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import sparing
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.round import client, first_client, first_server, outgoing
@@ -123,9 +124,9 @@ def test_fedbabu_leaves_the_head_as_it_was_built_and_never_sends_it():
         assert set(up.leaves) == set(down.leaves) == shared, method
 
 
-def still(start, memory, ctx):
+def still(lesson, ctx):
     k = len(ctx.ids)
-    return {n: x.expand(k, *x.shape[1:]).clone() for n, x in start.items()}, memory, {"loss": torch.zeros(k)}
+    return Trained({n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)})
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5])

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import sparing
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.round import client, first_client, first_server, outgoing
@@ -10,7 +11,7 @@ from sparing.core.wire import nbytes
 from sparing.run.config import study_from
 from sparing.run.methods import recipes
 from sparing.task.models import network
-from support import make_ctx
+from support import changed, make_ctx
 
 TASK = {"clients": 10, "split": {"dirichlet": 0.3}, "model": "cnn", "held_out": 2}
 STUDY = {"rounds": 3, "sample": 5, "seed": 5, "local": {"epochs": 1, "batch": 32}}
@@ -106,12 +107,12 @@ def test_no_personal_tensor_is_in_any_message_of_the_seed_form():
 
 
 def sparing_ctx(ids):
-    return make_ctx(ids, clients=5)._replace(first=torch.ones(len(ids), dtype=torch.bool))
+    return changed(make_ctx(ids, clients=5), first=torch.ones(len(ids), dtype=torch.bool))
 
 
-def still(start, memory, ctx):
+def still(lesson, ctx):
     k = len(ctx.ids)
-    return {n: x.expand(k, *x.shape[1:]).clone() for n, x in start.items()}, memory, {"loss": torch.zeros(k)}
+    return Trained({n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)})
 
 
 def test_the_cosine_of_a_client_costs_four_bytes():

@@ -11,7 +11,7 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, SparingError
-from sparing.core.method import Local, Phase
+from sparing.core.method import Local, Phase, Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand, layout_of
 from sparing.core.wire import sizes
@@ -23,7 +23,7 @@ from sparing.run.start import fresh, settled
 from sparing.task.fleet import Fleet
 from sparing.task.models import network
 from sparing.train.optim import velocities
-from support import make_ctx, random_tree, small_layout
+from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1, seed=4)
@@ -65,12 +65,12 @@ def with_psfed(**options):
     return [{"psfed": options}]
 
 
-def training(start, memory, ctx):
+def training(lesson, ctx):
     after = {}
-    for name, x in start.items():
+    for name, x in lesson.start.items():
         noise = ctx.uniform(f"move/{name}", x[0].numel()).reshape(-1, *x.shape[1:]) - 0.5
         after[name] = x + noise if x.is_floating_point() else (x + 2).expand(len(ctx.ids), *x.shape[1:]).clone()
-    return after, memory, {"loss": torch.zeros(len(ctx.ids))}
+    return Trained(after, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
 
 def play(method, rounds=4, ids=(1, 4, 7)):
@@ -78,12 +78,12 @@ def play(method, rounds=4, ids=(1, 4, 7)):
     server, state, seen = first_server(method, MODEL, 50), expand(first_client(method, MODEL), len(ids)), []
     for t in range(1, rounds + 1):
         ctx = make_ctx(list(ids), t=t)
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        ctx = changed(ctx, first=~server.seen[ctx.ids])
         starts = []
 
-        def watched(start, memory, ctx, starts=starts):
-            starts.append(expand(start, len(ctx.ids)))
-            return training(start, memory, ctx)
+        def watched(lesson, ctx, starts=starts):
+            starts.append(expand(lesson.start, len(ctx.ids)))
+            return training(lesson, ctx)
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         before, old = server, state
@@ -299,8 +299,8 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
     """Against a loop over single numbers: x falls along x^2 / 2 with momentum, two steps a round."""
     lr, beta = 0.1, 0.9
 
-    def descend(start, memory, ctx):
-        after, velocity = dict(expand(start, 2)), {name: expand(memory, 2)[name].clone() for name in memory}
+    def descend(lesson, ctx):
+        after, velocity = dict(expand(lesson.start, 2)), {name: expand(lesson.memory, 2)[name].clone() for name in lesson.memory}
         for name in LAYOUT.params:
             for _ in range(2):
                 velocity[f"velocity/{name}"] = beta * velocity[f"velocity/{name}"] + after[name]
@@ -315,7 +315,7 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
     written = set()
     for t in range(1, 6):
         ctx = make_ctx([3, 8], t=t)
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        ctx = changed(ctx, first=~server.seen[ctx.ids])
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         mask, value = (part.expand(2, 3, 16)[k] for part in (down.leaves[name].scope, down.leaves[name].value))
         up, state = client(method, state, down, descend, ctx)

@@ -7,7 +7,7 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose, remade
 from sparing.core.errors import ConfigError, DataError, MethodError
-from sparing.core.method import Local, Phase
+from sparing.core.method import Local, Phase, Trained
 from sparing.core.mix import Mix
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
@@ -143,9 +143,9 @@ def test_the_result_is_a_network_that_runs():
     assert 0.6 < result.accuracy == pytest.approx(float((mix(x).argmax(1) == y).float().mean()))
 
 
-def trained(start, memory, ctx):
-    after = {name: x + 1 if x.is_floating_point() else x for name, x in start.items()}
-    return after, memory, {"loss": torch.ones(len(ctx.ids))}
+def trained(lesson, ctx):
+    after = {name: x + 1 if x.is_floating_point() else x for name, x in lesson.start.items()}
+    return Trained(after, lesson.memory, {"loss": torch.ones(len(ctx.ids))})
 
 
 def test_a_client_gets_and_sends_its_bases_only_and_what_nobody_trained_stays():
@@ -177,10 +177,10 @@ def test_a_base_is_the_mean_by_samples_over_those_that_trained_it():
     mine = held(ctx, 2, 1)
     assert bool(mine.any(0).all())
 
-    def by_id(start, memory, ctx):
+    def by_id(lesson, ctx):
         add = ctx.ids.float()
-        after = {name: x + add.reshape(-1, *[1] * (x.dim() - 1)) for name, x in start.items()}
-        return after, memory, {"loss": torch.ones(len(ids))}
+        after = {name: x + add.reshape(-1, *[1] * (x.dim() - 1)) for name, x in lesson.start.items()}
+        return Trained(after, lesson.memory, {"loss": torch.ones(len(ids))})
 
     fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
     up, _ = client(method, {}, down, by_id, ctx)
@@ -236,9 +236,9 @@ def test_a_client_keeps_a_head_for_every_base_and_changes_those_it_trained():
     state = first_client(method, initial) | {"own/net.head.weight": torch.rand(1, 4, 10, 16)}
     mine = held(ctx._replace(round=0), 4, 2)[0]
 
-    def train(start, memory, ctx):
-        assert torch.equal(start["net.head.weight"][0], state["own/net.head.weight"][0, mine])
-        return trained(start, memory, ctx)
+    def train(lesson, ctx):
+        assert torch.equal(lesson.start["net.head.weight"][0], state["own/net.head.weight"][0, mine])
+        return trained(lesson, ctx)
 
     _, after = client(method, state, outgoing(method, server, ctx), train, ctx)
     was, now = state["own/net.head.weight"][0], after["own/net.head.weight"][0]

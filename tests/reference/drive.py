@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from sparing.core.context import Ctx, context
+from sparing.core.method import Trained
 from sparing.core.parcel import Parcel, pick
 from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
 from sparing.core.tree import cat, expand, take
@@ -30,14 +31,15 @@ def play(method, model, moves, counts, samples=None, lost=(), losses=None):
         ids = sorted(cohort)
         n = torch.tensor([counts[k] for k in ids])
         everyone = samples or sum(counts)
-        ctx = context(7, t + 1, len(moves), torch.tensor(ids), n, len(counts), everyone, len(ids))
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        first = ~server.seen[torch.tensor(ids)]
+        ctx = context(7, t + 1, len(moves), ids, n, len(counts), everyone, len(ids), first)
 
-        def train(start, memory, ctx, t=t, cohort=cohort):
+        def train(lesson, ctx, t=t, cohort=cohort):
             who = ctx.ids.tolist()
-            added = {x: torch.tensor(np.stack([cohort[k][x] for k in who]), dtype=torch.float32) for x in start}
+            added = {x: torch.tensor(np.stack([cohort[k][x] for k in who]), dtype=torch.float32) for x in lesson.start}
             loss = torch.tensor([losses[t][k] if losses else 0.0 for k in who], dtype=torch.float32)
-            return {x: start[x] + added[x] for x in start}, memory, {"loss": loss}
+            after = {x: old + added[x] for x, old in lesson.start.items()}
+            return Trained(after, lesson.memory, {"loss": loss})
 
         state = cat([states.get(k, expand(first_client(method, model), 1)) for k in ids])
         down = outgoing(method, server, ctx)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from reference import fedhm as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.factors import FactoredConv, along, matrix_of, pace, product, weight_of
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
@@ -39,9 +40,9 @@ def net():
 def pulling(targets):
     """Gradient descent to each client's target; the decay of factors is the library's own."""
 
-    def train(start, memory, ctx):
+    def train(lesson, ctx):
         k = len(ctx.ids)
-        now = {name: x.expand(k, *x.shape[1:]).clone() for name, x in start.items()}
+        now = {name: x.expand(k, *x.shape[1:]).clone() for name, x in lesson.start.items()}
         want = {name: torch.stack([targets[i][name] for i in ctx.ids.tolist()]) for name in targets[0]}
         for _ in range(STEPS):
             for name, x in dict(now).items():
@@ -57,7 +58,7 @@ def pulling(targets):
                     grads = [g * part for g, part in zip(grads, slow, strict=True)]
                     grads = frobenius(list(grads), [now[name], now[other]], [(0, 1)], DECAY)
                     now[name], now[other] = now[name] - LR * grads[0], now[other] - LR * grads[1]
-        return now, memory, {"loss": torch.zeros(k)}
+        return Trained(now, lesson.memory, {"loss": torch.zeros(k)})
 
     return train
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from reference import fedopt as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
@@ -46,9 +47,9 @@ def test_every_round_is_the_formula(kind, before):
         met = torch.zeros(len(ids), dtype=torch.bool)
         ctx = context(3, t, len(moves), ids, torch.tensor(COUNTS)[ids], 5, sum(COUNTS), len(ids), met)
 
-        def train(start, memory, ctx, cohort=cohort):
-            added = {n: np.stack([cohort[k][n] for k in ctx.ids.tolist()]) for n in start}
-            return {n: start[n] + torch.tensor(added[n]) for n in start}, memory, {"loss": torch.zeros(len(ctx.ids))}
+        def train(lesson, ctx, cohort=cohort):
+            added = {n: np.stack([cohort[k][n] for k in ctx.ids.tolist()]) for n in lesson.start}
+            return Trained({n: lesson.start[n] + torch.tensor(added[n]) for n in lesson.start}, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         masks.append(

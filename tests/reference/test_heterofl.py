@@ -10,6 +10,7 @@ from torch import nn
 
 import sparing
 from reference import heterofl as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
@@ -68,12 +69,12 @@ def moved(full, k, t):
     return np.sin(full * 3 + k) + t / 10
 
 
-def train(start, memory, ctx):
+def train(lesson, ctx):
     after = {
         name: torch.stack([torch.tensor(moved(x[0].numpy(), k, ctx.round)) for k in ctx.ids.tolist()])
-        for name, x in start.items()
+        for name, x in lesson.start.items()
     }
-    return after, memory, {"loss": torch.zeros(len(ctx.ids))}
+    return Trained(after, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
 
 @pytest.mark.parametrize("ratios", [(1, 0.5, 0.25), (0.2, 0.6), (0.5,)], ids=str)

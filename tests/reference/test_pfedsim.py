@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from reference import pfedsim as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
@@ -47,14 +48,14 @@ def play(method, model, moves):
             if not len(part.ids):
                 continue
 
-            def train(start, memory, ctx, cohort=cohort, starts=starts):
+            def train(lesson, ctx, cohort=cohort, starts=starts):
                 who = ctx.ids.tolist()
                 starts |= {
-                    k: {x: v[min(i, rows({x: v}) - 1)].numpy() for x, v in start.items()} for i, k in enumerate(who)
+                    k: {x: v[min(i, rows({x: v}) - 1)].numpy() for x, v in lesson.start.items()} for i, k in enumerate(who)
                 }
-                added = {x: np.stack([cohort[k][x] for k in who]).astype(np.float32) for x in start}
-                after = {x: start[x] + torch.tensor(added[x]) for x in start}
-                return after, memory, {"loss": torch.zeros(len(who))}
+                added = {x: np.stack([cohort[k][x] for k in who]).astype(np.float32) for x in lesson.start}
+                after = {x: lesson.start[x] + torch.tensor(added[x]) for x in lesson.start}
+                return Trained(after, lesson.memory, {"loss": torch.zeros(len(who))})
 
             down = outgoing(method, server, part)
             up, state = client(method, bank.read(part.ids), down, train, part)

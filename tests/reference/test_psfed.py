@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from reference import psfed as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout, expand, flat, take
@@ -16,7 +17,7 @@ from sparing.parts.masks import counts
 from sparing.recipes.psfed import psfed
 from sparing.train.gradient import gradient_at
 from sparing.train.losses import squared_error
-from support import make_ctx, random_tree
+from support import changed, make_ctx, random_tree
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float64))
@@ -30,13 +31,13 @@ def one_row(tree, names=LAYOUT.params):
     return torch.cat([flat(tree[name]) for name in names], dim=1)
 
 
-def training(start, memory, ctx):
+def training(lesson, ctx):
     """A pull towards the client's own optimum, as SGD on a quadratic loss would."""
-    x = one_row(start).expand(len(ctx.ids), -1)
+    x = one_row(lesson.start).expand(len(ctx.ids), -1)
     after = x + 0.3 * (torch.from_numpy(TARGET)[ctx.ids] - x)
     parts = after.split([len(flat(torch.zeros(1, *s))[0]) for s in SHAPES.values()], dim=1)
     tree = {n: part.reshape(-1, *s) for (n, s), part in zip(SHAPES.items(), parts, strict=True)}
-    return tree, memory, {"loss": torch.zeros(len(ctx.ids))}
+    return Trained(tree, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
 
 def play(gradient=None, **options):
@@ -48,12 +49,12 @@ def play(gradient=None, **options):
     for t in range(1, ROUNDS + 1):
         ids = sorted({(t + i * i) % CLIENTS for i in range(4)})
         ctx = make_ctx(ids, t=t, clients=CLIENTS)
-        ctx = ctx._replace(first=~server.seen[ctx.ids])
+        ctx = changed(ctx, first=~server.seen[ctx.ids])
         seen, stale = [], Stale(method, server.model)
 
-        def watched(start, memory, ctx, seen=seen):
-            seen.append(one_row(start).expand(len(ctx.ids), -1).numpy())
-            return training(start, memory, ctx)
+        def watched(lesson, ctx, seen=seen):
+            seen.append(one_row(lesson.start).expand(len(ctx.ids), -1).numpy())
+            return training(lesson, ctx)
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         up, state = client(method, take(bank, ctx.ids), down, stale.watching(watched), ctx)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from reference import robust as reference
+from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.registry import find
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
@@ -71,10 +72,10 @@ def test_whole_rounds(name, options, formula, partly):
         for k in range(len(ids)):
             one = ctx.at(slice(k, k + 1))
 
-            def train(start, memory, ctx, k=k):
+            def train(lesson, ctx, k=k):
                 size = 5.0 if k == 1 else 1.0
-                after = {n: x + size * torch.tensor(rng.normal(size=x.shape), dtype=x.dtype) for n, x in start.items()}
-                return after, memory, {"loss": torch.zeros(1)}
+                after = {n: x + size * torch.tensor(rng.normal(size=x.shape), dtype=x.dtype) for n, x in lesson.start.items()}
+                return Trained(after, lesson.memory, {"loss": torch.zeros(1)})
 
             down = outgoing(method, server, one)
             up, _ = client(method, first_client(method, model), down, train, one)

@@ -6,7 +6,7 @@ import torch
 
 from reference import stein as reference
 from sparing.core.compose import compose
-from sparing.core.method import Weigh
+from sparing.core.method import Trained, Weigh
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout
 from sparing.recipes.stein import stein
@@ -32,10 +32,10 @@ def play(weights=None, **options):
         for k in range(len(ids)):
             one = ctx.at(slice(k, k + 1))
 
-            def train(start, memory, ctx):
+            def train(lesson, ctx):
                 noise = {n: drift[n] + rng.normal(size=s) for n, s in SHAPES.items()}
-                moved = {n: start[n] + torch.tensor(noise[n], dtype=torch.float32)[None] for n in SHAPES}
-                return moved, memory, {"loss": torch.zeros(1)}
+                moved = {n: lesson.start[n] + torch.tensor(noise[n], dtype=torch.float32)[None] for n in SHAPES}
+                return Trained(moved, lesson.memory, {"loss": torch.zeros(1)})
 
             down = outgoing(method, server, one)
             up, _ = client(method, {}, down, train, one)

@@ -21,7 +21,7 @@ from sparing.run.start import fresh, named_task, settled
 from sparing.task.clock import ready, room, taking, visits
 from sparing.task.fleet import Fleet
 from sparing.train.batches import batches
-from support import make_ctx
+from support import changed, make_ctx
 
 TASK = {"clients": 10, "model": "mlp"}
 LINKS = {"up": 0.5, "down": 4, "speed": 300, "spread": 0.6}
@@ -54,7 +54,7 @@ def said(result):
 
 
 def timed(fleet, k=slice(None)):
-    ctx = make_ctx([0, 1, 2], n=N.tolist())._replace(capacity=CAPACITY)
+    ctx = changed(make_ctx([0, 1, 2], n=N.tolist()), capacity=CAPACITY)
     return fleet.timed(TWICE, ctx.at(k), DOWN[k])
 
 

@@ -22,7 +22,7 @@ from sparing.run.releases import Releases
 from sparing.run.secret import Secret
 from sparing.run.tables import Table
 from sparing.task.fleet import Fleet
-from support import Stop, stop_after
+from support import Stop, changed, stop_after
 
 STUDY = {"rounds": 4, "sample": 4, "seed": 1, "local": {"steps": 1}, "plan": {"path": "loop"}}
 TASK = {"clients": 8, "model": "mlp"}
@@ -345,7 +345,7 @@ def test_words_are_the_same_alone_and_together():
         secret.words(ctx, "a", 10, other)[1],
         secret.words(ctx, "b", 10, x)[1],
         secret.words(ctx._replace(round=3), "a", 10, x)[1],
-        secret.words(ctx._replace(ids=torch.tensor([3, 6])), "a", 10, x)[1],
+        secret.words(changed(ctx, ids=torch.tensor([3, 6])), "a", 10, x)[1],
         Secret(bytes(32)).words(ctx, "a", 10, x)[1],
     ):
         assert not bool((changed == both[1]).any())

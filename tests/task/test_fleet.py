@@ -11,7 +11,7 @@ from sparing.run.config import study_from
 from sparing.run.start import fleet_of, named_task
 from sparing.task.fleet import Fleet, read_capacity, read_trace
 from sparing.task.links import KINDS, rates
-from support import make_ctx
+from support import changed, make_ctx
 
 LOCAL = {"epochs": 1, "batch": 32}
 
@@ -70,7 +70,7 @@ def test_capacity_reaches_the_context(tmp_path):
     path.write_text("client,rank,up\n1,0.5,10\n0,1,20\n2,0.25,5\n")
     capacity = read_capacity(path, 3)
     assert capacity["rank"].tolist() == [1.0, 0.5, 0.25]
-    ctx = make_ctx([0, 1, 2])._replace(capacity=capacity)
+    ctx = changed(make_ctx([0, 1, 2]), capacity=capacity)
     assert ctx.at(torch.tensor([2, 0])).capacity["up"].tolist() == [5.0, 20.0]
 
 

@@ -49,10 +49,11 @@ class Members(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """What must hold, and what is said if it does not: an error to raise, or the words of a warning."""
+    """What must hold, and what is said if it does not: an error to raise, the words of a warning, or nothing where a
+    closer look finds it true."""
 
     holds: Tensor  # bool, all of it must be true
-    otherwise: Callable[[], SparingError | str]
+    otherwise: Callable[[], SparingError | str | None]
 
 
 class Workspace(NamedTuple):
@@ -148,7 +149,7 @@ class Ctx(NamedTuple):
             self.workspace.memo[key] = make()
         return self.workspace.memo[key]  # type: ignore[return-value]
 
-    def require(self, holds: Tensor, otherwise: Callable[[], SparingError | str]) -> None:
+    def require(self, holds: Tensor, otherwise: Callable[[], SparingError | str | None]) -> None:
         """This must hold before the round counts. An error stops the run, words are a warning."""
         requirement = Requirement(holds, otherwise)
         if self.workspace.requirements is None:
@@ -169,7 +170,8 @@ def judge(requirement: Requirement, holds: bool) -> None:
     said = requirement.otherwise()
     if isinstance(said, SparingError):
         raise said
-    warnings.warn(said, stacklevel=2)
+    if said is not None:
+        warnings.warn(said, stacklevel=2)
 
 
 def context(

@@ -52,18 +52,20 @@ class Grid:
         limits = self.limits[constants(tuple(self.places[name] for name in names), self.limits.device)]
         within = bounds(update) <= limits
 
-        def too_large() -> UploadError:
-            return self.offender(update, names[int((~within).nonzero()[0])], ctx)
+        def too_large() -> UploadError | None:
+            looked_at = (self.offender(update, names[i], ctx) for i in (~within).nonzero()[:, 0].tolist())
+            return next((error for error in looked_at if error is not None), None)
 
         if names:
             ctx.require(within, too_large)
 
-    def offender(self, update: Tree, name: str, ctx: Ctx) -> UploadError:
-        """Whose update of this tensor is too large."""
+    def offender(self, update: Tree, name: str, ctx: Ctx) -> UploadError | None:
+        """Whose update of this tensor is too large; nobody's, where a bound on them was."""
         sizes, limit = bounds({str(k): row for k, row in enumerate(update[name])}).tolist(), float(self.limit(name))
-        bad = [k for k, size in enumerate(sizes) if not size <= limit]
-        k = bad[0] if bad else max(range(len(sizes)), key=sizes.__getitem__)
-        return beyond_grid(int(ctx.ids[k]), sizes[k], name, limit, ctx)
+        for k, size in enumerate(sizes):
+            if not size <= limit:
+                return beyond_grid(int(ctx.ids[k]), size, name, limit, ctx)
+        return None
 
 
 def beyond_grid(client: int, size: float, name: str, limit: float, ctx: Ctx) -> UploadError:

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from sparing.accel.grown import Grown
+from sparing.accel.grown import Grown, since
 from sparing.accel.lazy_product import Product, formed, less
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
 from sparing.core.method import Arrival
+from sparing.core.ops import restrict
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.reduce import rows
-from sparing.core.tree import only, since
+from sparing.core.reduce import rows_at
 from sparing.core.wire import sizes, to_bytes
 from support import make_ctx
 
@@ -80,7 +80,7 @@ def arrival(update) -> Arrival:
 def mean(update, kind=Fold) -> torch.Tensor:
     fold = kind({"w": torch.zeros(1, 3, 6)}, 16.0)
     fold.add(arrival(update), SHARES, {})
-    return fold.mean().update["w"]
+    return fold.mean(make_ctx(list(range(K)))).update["w"]
 
 
 def test_the_fold_adds_products_without_forming_them():
@@ -125,16 +125,17 @@ def test_a_grown_tree_is_formed_by_whoever_asks():
     x, whole = made()
     start, beside = {"w": torch.ones(1, 3, 6), "b": torch.zeros(1, 2)}, torch.ones(K, 2)
     tree = Grown(start, {"w": x, "b": beside})
-    kept = only(tree, ["w"])
+    kept = restrict(tree, ["w"])
     assert list(tree) == ["w", "b"]
     assert list(kept) == ["w"]
     assert since(kept, "w", start["w"]) is x
     assert x.whole is None
     assert torch.allclose(since(kept, "w", start["w"].clone()), whole, atol=1e-6)
-    assert torch.allclose(since(tree, "w", 0), 1 + whole)
+    assert torch.allclose(since(tree, "w", torch.zeros(1)), 1 + whole)
+    assert since(tree, "w", None) is tree["w"]
     assert tree["w"] is tree["w"]
     assert list({**tree, "c": beside}) == ["w", "b", "c"]
-    assert torch.equal(since({"w": whole}, "w", 1), whole - 1)
+    assert torch.equal(since({"w": whole}, "w", torch.ones(1)), whole - 1)
 
 
 def test_less_a_base_it_stays_a_product():
@@ -148,7 +149,7 @@ def test_less_a_base_it_stays_a_product():
     assert apart.at_most() >= float(want.abs().max())
     assert bool((apart.each_at_most() >= want.flatten(1).abs().amax(1)).all())
     assert apart.whole is None
-    assert torch.allclose(rows(apart, slice(1, 3)), want[1:3], atol=1e-6)
+    assert torch.allclose(rows_at(apart, slice(1, 3)), want[1:3], atol=1e-6)
     assert torch.allclose(apart + 0, want, atol=1e-6)
     assert torch.allclose(less(apart, base), want - base, atol=1e-6)
     assert torch.equal(less(whole, base), want)

@@ -1,8 +1,7 @@
 import pytest
 import torch
-from sparing.core.arrived import against
 
-from sparing.core.parcel import Cut, Leaf, Parcel, each
+from sparing.core.ops import against, move
 from sparing.core.round import voted
 from sparing.core.tree import Layout, cleared, to
 
@@ -24,15 +23,14 @@ def drawn():
 @pytest.mark.parametrize("other", [False, True])
 def test_differences_from_the_model_are_those_of_the_cpu(other):
     g, model, masks, new_K = drawn()
-    arrived = {name: Leaf(cleared(torch.randn(K, *shape, generator=g), masks[name])) for name, shape in SHAPES.items()}
+    arrived = {name: cleared(torch.randn(K, *shape, generator=g), masks[name]) for name, shape in SHAPES.items()}
     sent = {}
     for name, mask in masks.items():
         scope = mask | new_K.view(-1, *[1] * len(SHAPES[name]))
-        sent[name] = Leaf(cleared(model[name] + (0.25 if other else 0.0), scope), scope)
-    here = against(model, Parcel(sent, {}), arrived, {name: Cut(mask) for name, mask in masks.items()}, as_sent=False)
-    got, came = (each(Parcel(leaves, {}), lambda x: x.cuda()) for leaves in (sent, arrived))
-    votes = {name: Cut(mask.cuda()) for name, mask in masks.items()}
-    there = against(to(model, "cuda"), got, came.leaves, votes, as_sent=False)
+        sent[name] = cleared(model[name] + (0.25 if other else 0.0), scope)
+    here = against(model, sent, arrived, masks)
+    there = against(*(to(tree, "cuda") for tree in (model, sent, arrived, masks)))
+    assert list(there) == list(here)
     assert all(torch.equal(there[name].cpu(), x) for name, x in here.items())
 
 
@@ -41,8 +39,8 @@ def test_a_model_of_which_parts_move_is_that_of_the_cpu():
     covered = masks | {"c": None, "d": None}
     update = {name: torch.randn(1, *shape, generator=g).double() for name, shape in SHAPES.items()}
     there = {name: None if mask is None else mask.cuda() for name, mask in covered.items()}
-    moved = moved_all(to(model, "cuda"), to(update, "cuda"), there)
-    assert all(torch.equal(moved[name].cpu(), x) for name, x in moved_all(model, update, covered).items())
-    again, onward = moved_all(moved, to(update, "cuda"), there), moved_all(to(moved, "cpu"), update, covered)
+    moved = move(to(model, "cuda"), to(update, "cuda"), there)
+    assert all(torch.equal(moved[name].cpu(), x) for name, x in move(model, update, covered).items())
+    again, onward = move(moved, to(update, "cuda"), there), move(to(moved, "cpu"), update, covered)
     assert all(torch.equal(again[name].cpu(), x) for name, x in onward.items()), "now that it stands in line"
     assert int(voted(to(update, "cuda"), there, LAYOUT)) == int(voted(update, covered, LAYOUT))

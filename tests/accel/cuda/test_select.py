@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from sparing.core.keys import choose
-from sparing.core.reduce import kept_of_each, largest, largest_of_each
-from support import make_ctx
+from sparing.core.reduce import keep_largest, largest
+from support import changed, make_ctx
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -32,12 +32,16 @@ def values(kind: str) -> torch.Tensor:
 def test_the_largest_are_those_of_the_cpu(kind, k):
     x = values(kind)
     some = torch.randint(0, 9000, (3, len(LENGTHS)), generator=torch.Generator().manual_seed(1))
-    wanted = some if k is None else torch.full_like(some, k)
-    plain = largest_of_each(x, LENGTHS, wanted)
-    assert torch.equal(largest_of_each(x.cuda(), LENGTHS, wanted.cuda()).cpu(), plain)
-    assert torch.equal(largest_of_each(x[1:2].cuda(), LENGTHS, wanted[1:2].cuda()).cpu(), plain[1:2])
-    kept = kept_of_each(x.cuda(), LENGTHS, wanted.cuda())[1].cpu()
-    assert torch.equal(kept.nan_to_num(7.0), torch.where(plain, x, 0.0).nan_to_num(7.0))
+    counts = list(some.unbind(1)) if k is None else [k] * len(LENGTHS)
+    parts = list(x.split(LENGTHS, 1))
+    there = [part.cuda() for part in parts]
+    far = [n if isinstance(n, int) else n.cuda() for n in counts]
+    plain, found = keep_largest.plain(parts, counts), keep_largest(there, far)
+    alone = keep_largest([part[1:2] for part in there], [n if isinstance(n, int) else n[1:2] for n in far])
+    for part, (mask, _), (got, kept), (one, _) in zip(parts, plain, found, alone, strict=True):
+        assert torch.equal(got.cpu(), mask)
+        assert torch.equal(one.cpu(), mask[1:2])
+        assert torch.equal(kept.cpu().nan_to_num(7.0), torch.where(mask, part, 0.0).nan_to_num(7.0))
 
 
 def test_one_k_for_all_rows_and_other_numbers():
@@ -49,8 +53,8 @@ def test_one_k_for_all_rows_and_other_numbers():
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (10, 0), (10, 3), (5000, 4999), (300_000, 1), (1_000_003, 400_000)])
 def test_what_is_chosen_is_what_the_cpu_chooses(d, k):
     ctx = make_ctx([3, 8, 11])
-    there = ctx._replace(ids=ctx.ids.cuda())
-    keys = there.keys("m")
+    keys = changed(ctx, device="cuda").keys("m")
+    assert keys.is_cuda
     assert torch.equal(keys.cpu(), ctx.keys("m"))
     assert torch.equal(choose(keys, d, k).cpu(), choose(ctx.keys("m"), d, k))
     assert torch.equal(choose(keys[1:2], d, k).cpu(), choose(ctx.keys("m"), d, k)[1:2])
@@ -62,6 +66,6 @@ def test_words_that_share_all_digits_looked_for_are_told_apart(passes, monkeypat
 
     monkeypatch.setattr(select, "PASSES", passes)
     ctx = make_ctx([3, 8, 11])
-    keys = ctx._replace(ids=ctx.ids.cuda()).keys("m")
+    keys = ctx.keys("m").cuda()
     for d, k in ((10, 3), (5000, 2500), (70_000, 1)):
         assert torch.equal(choose(keys, d, k).cpu(), choose(ctx.keys("m"), d, k))

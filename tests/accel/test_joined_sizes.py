@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import sparing
-from sparing.accel.joined_sizes import joins
+from sparing.accel.joined_sizes import join_ranks, padded
 from sparing.core.compose import compose
-from sparing.core.factors import padded, product
+from sparing.core.factors import product
 from sparing.core.round import first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
-from sparing.engines import engine
 from sparing.engines.engine import context, parts
+from sparing.engines.sizes import join_sizes
 from sparing.run.config import method_list, study_from
 from sparing.run.methods import recipes
 from sparing.run.start import fresh, settled
@@ -60,7 +60,7 @@ def played(
     with closing(fresh(study, job, None)) as run:
         for t in range(1, rounds + 1):
             ids = job.fleet.cohort(study.seed, t, run.clients, 7)
-            calls = len(list(parts(job, context(job, run.server, ids, t))))
+            calls = len(list(parts(join_sizes(job), context(job, run.server, ids, t))))
             run.server, outcome = run.engine.round(run.server, ids, t)
             tables.append([{kind: x.tolist() for kind, x in way.items()} for way in (outcome.down, outcome.up)])
             tables.append(outcome.report)
@@ -78,13 +78,17 @@ def agree(one, other, within=2e-5):
 def apart(*args, **options):
     """The same, every size in a chunk of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "together", lambda job, ctx: False)
+        patch.setattr(join_sizes, "body", join_sizes.plain)
         return played(*args, **options)
 
 
 @pytest.fixture(autouse=True)
 def on_a_cpu_too(monkeypatch):
-    monkeypatch.setattr(engine, "together", lambda job, ctx: job.path == "stacked" and joins(job.method))
+    def join(job):
+        method = join_ranks(job.method) if job.path == "stacked" else None
+        return job if method is None else job._replace(method=method)
+
+    monkeypatch.setattr(join_sizes, "body", join)
 
 
 WAYS = (("vector", "stacked"), ("debug", "loop"))
@@ -162,7 +166,7 @@ def test_what_a_gpu_hands_to_its_host_goes_on_being_right():
         ("fedhm+topk", False),
         ("heterofl", False),
         ("fedavg", False),
-        ([{"fedhm": {"ratios": [1]}}], True),
+        ([{"fedhm": {"ratios": [1]}}], False),
         ("fedhm+fp16", False),
         ("fedhm+broadcast", True),
         ([{"fedhm": {"blend": "products"}}], True),
@@ -171,7 +175,8 @@ def test_what_a_gpu_hands_to_its_host_goes_on_being_right():
     ids=str,
 )
 def test_only_where_nobody_looks_at_the_factors(method, may):
-    assert joins(compose(layout_of(dense()), *recipes(method_list(method)))) is may
+    joined = join_ranks(compose(layout_of(dense()), *recipes(method_list(method))))
+    assert (joined is not None) is may
 
 
 def test_what_is_sent_is_zero_beyond_a_rank():
@@ -179,7 +184,7 @@ def test_what_is_sent_is_zero_beyond_a_rank():
     method = compose(layout_of(net), *recipes([THIN]))
     server = first_server(method, tree_of(net), 9)
     ctx = make_ctx([2, 0, 1])
-    together = outgoing(method, server, ctx).leaves
+    together = outgoing(join_ranks(method), server, ctx).leaves
     for k in range(3):
         for name, leaf in outgoing(method, server, ctx.at(slice(k, k + 1))).leaves.items():
             whole = together[name].value[k if len(together[name].value) > 1 else 0]

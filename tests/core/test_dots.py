@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from sparing.accel.lazy_product import Product, formed
-from sparing.core import inner
-from sparing.core.reduce import Term, total
+from sparing.core import reduce
+from sparing.core.reduce import Term, dots, rows_at, total
 
 SHAPES = [(3, 2), (), (5000,), (0,), (70, 300)]
 
@@ -24,9 +24,9 @@ def terms(k=3, masks=None, shared=True):
 
 @pytest.mark.parametrize("masks", [None, 1, 3])
 @pytest.mark.parametrize("shared", [True, False])
-def test_products_are_the_products(masks, shared):
+def test_they_are_the_inner_products(masks, shared):
     given = terms(masks=masks, shared=shared)
-    aa, ab, bb = products(given, 3)
+    aa, ab, bb = dots(given, 3)
     for i, (x, shift, other, mask) in enumerate(given):
         inside = torch.ones(()) if mask is None else mask
         a, b = ((y * inside).expand(x.shape).reshape(3, -1) for y in (x.double() + shift.double(), other.double()))
@@ -36,21 +36,22 @@ def test_products_are_the_products(masks, shared):
 
 def test_rows_are_as_alone_and_blocks_change_nothing(monkeypatch):
     given = terms(masks=3, shared=False)
-    whole = products(given, 3)
-    monkeypatch.setattr(inner, "BLOCK", 100)
-    assert torch.equal(products(given, 3), whole)
+    whole = dots(given, 3)
+    monkeypatch.setattr(reduce, "AT_ONCE", 100)
+    assert torch.equal(dots(given, 3), whole)
     for k in range(3):
-        one = [Term(*(inner.rows(y, slice(k, k + 1)) for y in term)) for term in given]
-        assert torch.equal(products(one, 1)[:, 0], whole[:, k])
+        at = slice(k, k + 1)
+        one = [Term(*(None if y is None else rows_at(y, at) for y in term)) for term in given]
+        assert torch.equal(dots(one, 1)[:, 0], whole[:, k])
 
 
 def test_squares_alone_have_the_same_bits():
-    assert torch.equal(products([term._replace(other=None) for term in terms()], 3)[0], products(terms(), 3)[0])
+    assert torch.equal(dots([term._replace(other=None) for term in terms()], 3)[0], dots(terms(), 3)[0])
 
 
 def test_a_product_of_thin_matrices_is_not_kept():
     x = Product(torch.randn(3, 2, 4), torch.randn(3, 2, 5))
-    got = products([Term(x)], 3)
+    got = dots([Term(x)], 3)
     assert x.whole is None
     assert torch.equal(got[0, :, 0], total(formed(x).double().square()))
 
@@ -65,6 +66,6 @@ def test_a_gpu_gives_the_same_bits(masks, shared, paired, dtype):
     given = [term._replace(x=term.x.to(dtype)) for term in terms(masks=masks, shared=shared)]
     given = given if paired else [term._replace(other=None) for term in given]
     there = [Term(*(None if y is None else y.cuda() for y in term)) for term in given]
-    assert torch.equal(products(there, 3).cpu(), products(given, 3))
+    assert torch.equal(dots(there, 3).cpu(), dots(given, 3))
     first = [term._replace(x=term.x[:1]) for term in given]
-    assert torch.equal(products([term._replace(x=term.x[:1]) for term in there], 3).cpu(), products(first, 3))
+    assert torch.equal(dots([term._replace(x=term.x[:1]) for term in there], 3).cpu(), dots(first, 3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparing.core.gaussian import fresh, from_words, keyed, log, normal, root
-from support import make_ctx
+from support import changed, make_ctx
 
 
 def test_they_are_normal():
@@ -73,5 +73,5 @@ def test_secret_ones_never_come_again():
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_bits():
     ctx = make_ctx([3, 8])
-    there = ctx._replace(ids=ctx.ids.cuda(), n=ctx.n.cuda())
+    there = changed(ctx, device="cuda")
     assert torch.equal(normal(keyed, there, "a", 300_001).cpu(), normal(keyed, ctx, "a", 300_001))
