@@ -1,7 +1,7 @@
 import torch
 
 from sparing.core.protocols import Local, Phase
-from sparing.train.control_variates import pull, renewed
+from sparing.train.control_variates import pull, renewed_variates
 from support import make_ctx
 
 
@@ -24,7 +24,7 @@ def test_a_control_variate_becomes_the_mean_gradient_of_the_steps_taken():
     ctx = make_ctx([4, 7], [5, 12])
     phases = (Phase(epochs=2, batch=5, lr=0.1), Phase(steps=3, lr=0.2), Phase(steps=9, trains=frozenset({"h"})))
     memory = dict(MEMORY)
-    out = renewed(START, AFTER, memory, Local(phases), ctx)
+    out = renewed_variates(START, AFTER, memory, Local(phases), ctx)
     length = torch.tensor([[2 * 1 * 0.1 + 3 * 0.2], [2 * 3 * 0.1 + 3 * 0.2]])
     want = MEMORY["control/w"] - START["w.control"] + (START["w"] - AFTER["w"]) / length
     torch.testing.assert_close(memory["control/w"], want)
@@ -36,15 +36,15 @@ def test_a_control_variate_becomes_the_mean_gradient_of_the_steps_taken():
 def test_each_client_as_if_alone():
     ctx, local = make_ctx([4, 7], [5, 12]), Local((Phase(epochs=2, batch=5, lr=0.3),))
     together = dict(MEMORY)
-    renewed(START, AFTER, together, local, ctx)
+    renewed_variates(START, AFTER, together, local, ctx)
     for k in range(2):
         alone = {name: x[k : k + 1] for name, x in MEMORY.items()}
-        renewed(START, {n: x[k : k + 1] for n, x in AFTER.items()}, alone, local, ctx.at(slice(k, k + 1)))
+        renewed_variates(START, {n: x[k : k + 1] for n, x in AFTER.items()}, alone, local, ctx.at(slice(k, k + 1)))
         assert torch.equal(alone["control/w"][0], together["control/w"][k])
 
 
 def test_what_no_phase_trains_keeps_its_control_variate():
     memory = dict(MEMORY)
-    out = renewed(START, AFTER, memory, Local((Phase(steps=1, trains=frozenset({"h"})),)), make_ctx([4, 7]))
+    out = renewed_variates(START, AFTER, memory, Local((Phase(steps=1, trains=frozenset({"h"})),)), make_ctx([4, 7]))
     assert torch.equal(memory["control/w"], MEMORY["control/w"])
     assert torch.equal(out["w.control"], START["w.control"].expand(2, 3))

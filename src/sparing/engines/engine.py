@@ -76,7 +76,7 @@ class Job(NamedTuple):
             pull=pull, precision=self.precision, graph=self.graph, threads=self.within,
         )  # fmt: skip
         if pull is not None:
-            after = {**after, **variates.renewed(start, after, memory, local, ctx)}
+            after = {**after, **variates.renewed_variates(start, after, memory, local, ctx)}
         if local.second:
             mine = {name: start.get(f"{name}.second", x) for name, x in whole.items()}
             own = local._replace(phases=local.second)

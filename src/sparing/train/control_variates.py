@@ -9,7 +9,7 @@ import torch
 from sparing.core.keys import Ctx
 from sparing.core.protocols import Local
 from sparing.core.tree import Trained, Tree, column, under
-from sparing.train.batches import steps_of
+from sparing.train.batches import phase_steps
 
 
 def pull(start: Tree, memory: Tree) -> Tree:
@@ -17,11 +17,11 @@ def pull(start: Tree, memory: Tree) -> Tree:
     return {name: start[f"{name}.control"] - mine for name, mine in under("control", memory).items()}
 
 
-def renewed(start: Tree, after: Trained, memory: Tree, local: Local, ctx: Ctx) -> Tree:
+def renewed_variates(start: Tree, after: Trained, memory: Tree, local: Local, ctx: Ctx) -> Tree:
     """The client's control variates are renewed in `memory`; what goes up is the server's plus the change."""
     out: Tree = {}
     counts = ctx.n.tolist()
-    reach = [(phase, [phase.lr * steps for steps in steps_of(phase, counts)]) for phase in local.phases]
+    reach = [(phase, [phase.lr * steps for steps in phase_steps(phase, counts)]) for phase in local.phases]
     for name, mine in under("control", memory).items():
         moved = [lengths for phase, lengths in reach if phase.trains is None or name in phase.trains]
         server, new = start[f"{name}.control"], mine
