@@ -29,7 +29,7 @@ class ClientKeys(NamedTuple):
 
 def client_keys(lesson: Lesson) -> ClientKeys:
     ctx, phases = lesson.ctx, lesson.local.phases
-    counts = lesson.data.count[ctx.ids.cpu()].tolist()
+    counts = lesson.data.count[ctx.here[0]].tolist()
     return ClientKeys(
         [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(phases)],
         [dropout_keys(ctx, i) for i in range(len(phases))],
@@ -45,7 +45,7 @@ def client_batches(
     Before each, dropout is given the step's key; `seeded`: torch's generator is seeded with it too. Samples are
     gathered into fresh, hence equally aligned, memory.
     """
-    x, y = lesson.data.client(int(lesson.ctx.ids[k]))
+    x, y = lesson.data.client(int(lesson.ctx.here[0][k]))
     device, chosen = lesson.device, lesson.data.augment
     table = batch_table(keys.shuffles[number][:, k], lesson.local.phases[number], len(y))
     sizes = (table >= 0).sum(1).tolist()

@@ -93,7 +93,7 @@ class ReportedLoss:
     """The mean over the samples visited in the last epoch of a phase, or in all its steps where it counts steps."""
 
     def __init__(self, lesson: Lesson, k: int, number: int) -> None:
-        self.client, self.round, self.number = int(lesson.ctx.ids[k]), lesson.ctx.round, number
+        self.client, self.round, self.number = int(lesson.ctx.here[0][k]), lesson.ctx.round, number
         self.phase = lesson.local.phases[number]
         self.begin = counted_from(self.phase, int(lesson.data.count[self.client]))
         self.total, self.visited = 0.0, 0
