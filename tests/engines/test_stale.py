@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparing.core.method import Trained
 from sparing.core.compose import compose
+from sparing.core.method import Trained
 from sparing.core.round import train_locally
 from sparing.core.tree import take
 from sparing.engines.stale import Stale

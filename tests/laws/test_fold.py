@@ -144,7 +144,9 @@ def test_small_weights_keep_their_precision():
     update = {"w": torch.randn(50, 4, generator=torch.Generator().manual_seed(0))}
     fold = Fold({"w": torch.zeros(1, 4)}, 1.0)
     fold.add(Arrival(update, {}, {}, {}, make_ctx(list(range(50)))), weight, {})
-    assert torch.allclose(fold.mean(CTX).update["w"][0], (weight[:, None] * update["w"]).sum(dim=0), rtol=1e-6, atol=1e-8)
+    assert torch.allclose(
+        fold.mean(CTX).update["w"][0], (weight[:, None] * update["w"]).sum(dim=0), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_a_duplicate_never_counts_twice():

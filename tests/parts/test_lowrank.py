@@ -390,7 +390,8 @@ def test_learning_goes_on_from_the_last_decomposition():
         anew = fit.resize.init(model)
         for name in ("1.weight", "2.weight"):
             error, best = (
-                fit.resize.grow(parts(fit.resize.shrink(x, model, 0, CTX)), 0, CTX)[0][name] - model[name] for x in (state, anew)
+                fit.resize.grow(parts(fit.resize.shrink(x, model, 0, CTX)), 0, CTX)[0][name] - model[name]
+                for x in (state, anew)
             )
             assert best.norm() <= error.norm() < 1.03 * best.norm()
             assert not torch.equal(state[f"v/{name}"], anew[f"v/{name}"]), "not decomposed from nothing"

@@ -282,7 +282,5 @@ def test_weights_on_a_gpu_have_the_same_bits(options):
     update, weigh = moved(5), alike(LAYOUT, **options)
     wanted, _ = weigh.of({}, arrival(update, [10, 20, 30, 40, 50]))
     there = arrival({name: x.cuda() for name, x in update.items()}, [10, 20, 30, 40, 50])
-    there = there._replace(
-        model={name: x.cuda() for name, x in MODEL.items()}, ctx=changed(there.ctx, device="cuda")
-    )
+    there = there._replace(model={name: x.cuda() for name, x in MODEL.items()}, ctx=changed(there.ctx, device="cuda"))
     assert torch.equal(weigh.of({}, there)[0].cpu(), wanted)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparing
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, TrainingError
+from sparing.core.method import Trained
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing
 from sparing.core.tree import Layout, expand

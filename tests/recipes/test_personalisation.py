@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import sparing
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
+from sparing.core.method import Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.run.config import study_from
@@ -126,7 +126,9 @@ def test_fedbabu_leaves_the_head_as_it_was_built_and_never_sends_it():
 
 def still(lesson, ctx):
     k = len(ctx.ids)
-    return Trained({n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)})
+    return Trained(
+        {n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)}
+    )
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5])

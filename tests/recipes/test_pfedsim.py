@@ -2,9 +2,9 @@ import pytest
 import torch
 
 import sparing
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
+from sparing.core.method import Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.core.wire import nbytes
@@ -112,7 +112,9 @@ def sparing_ctx(ids):
 
 def still(lesson, ctx):
     k = len(ctx.ids)
-    return Trained({n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)})
+    return Trained(
+        {n: x.expand(k, *x.shape[1:]).clone() for n, x in lesson.start.items()}, lesson.memory, {"loss": torch.zeros(k)}
+    )
 
 
 def test_the_cosine_of_a_client_costs_four_bytes():

@@ -300,7 +300,10 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
     lr, beta = 0.1, 0.9
 
     def descend(lesson, ctx):
-        after, velocity = dict(expand(lesson.start, 2)), {name: expand(lesson.memory, 2)[name].clone() for name in lesson.memory}
+        after, velocity = (
+            dict(expand(lesson.start, 2)),
+            {name: expand(lesson.memory, 2)[name].clone() for name in lesson.memory},
+        )
         for name in LAYOUT.params:
             for _ in range(2):
                 velocity[f"velocity/{name}"] = beta * velocity[f"velocity/{name}"] + after[name]

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from reference import fedhm as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.factors import FactoredConv, along, matrix_of, pace, product, weight_of
+from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
 from sparing.engines.engine import chunks

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from reference import fedopt as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.context import context
+from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, under
 from sparing.run.bank import MemoryBank
@@ -49,7 +49,11 @@ def test_every_round_is_the_formula(kind, before):
 
         def train(lesson, ctx, cohort=cohort):
             added = {n: np.stack([cohort[k][n] for k in ctx.ids.tolist()]) for n in lesson.start}
-            return Trained({n: lesson.start[n] + torch.tensor(added[n]) for n in lesson.start}, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
+            return Trained(
+                {n: lesson.start[n] + torch.tensor(added[n]) for n in lesson.start},
+                lesson.memory,
+                {"loss": torch.zeros(len(ctx.ids))},
+            )
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
         masks.append(

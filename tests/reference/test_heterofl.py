@@ -10,8 +10,8 @@ from torch import nn
 
 import sparing
 from reference import heterofl as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
+from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
 from sparing.engines.engine import chunks

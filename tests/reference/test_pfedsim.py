@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from reference import pfedsim as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
 from sparing.core.context import context
+from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, rows, under
 from sparing.recipes.fedsim import fedsim
@@ -51,7 +51,8 @@ def play(method, model, moves):
             def train(lesson, ctx, cohort=cohort, starts=starts):
                 who = ctx.ids.tolist()
                 starts |= {
-                    k: {x: v[min(i, rows({x: v}) - 1)].numpy() for x, v in lesson.start.items()} for i, k in enumerate(who)
+                    k: {x: v[min(i, rows({x: v}) - 1)].numpy() for x, v in lesson.start.items()}
+                    for i, k in enumerate(who)
                 }
                 added = {x: np.stack([cohort[k][x] for k in who]).astype(np.float32) for x in lesson.start}
                 after = {x: lesson.start[x] + torch.tensor(added[x]) for x in lesson.start}

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from reference import psfed as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
+from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout, expand, flat, take
 from sparing.engines.stale import Stale

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from reference import robust as reference
-from sparing.core.method import Trained
 from sparing.core.compose import compose
+from sparing.core.method import Trained
 from sparing.core.registry import find
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout
@@ -74,7 +74,9 @@ def test_whole_rounds(name, options, formula, partly):
 
             def train(lesson, ctx, k=k):
                 size = 5.0 if k == 1 else 1.0
-                after = {n: x + size * torch.tensor(rng.normal(size=x.shape), dtype=x.dtype) for n, x in lesson.start.items()}
+                after = {
+                    n: x + size * torch.tensor(rng.normal(size=x.shape), dtype=x.dtype) for n, x in lesson.start.items()
+                }
                 return Trained(after, lesson.memory, {"loss": torch.zeros(1)})
 
             down = outgoing(method, server, one)

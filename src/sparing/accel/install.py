@@ -79,5 +79,5 @@ def _install_bodies() -> None:
         register(getattr(sizes, name), getattr(joined_sizes, name))
     register(stale.spreads, engine_bodies.spreads)
     register(bank.mix_rows, engine_bodies.mix_rows)
-    register(optim.added, engine_bodies.added)
+    register(optim.add_product, engine_bodies.add_product)
     register(lesson.seems_finite, engine_bodies.seems_finite)

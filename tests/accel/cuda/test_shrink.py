@@ -42,4 +42,6 @@ def test_layers_are_shrunk_as_on_the_cpu(n, settings):
     for there, here in zip(played("cuda", n, settings), played("cpu", n, settings), strict=True):
         assert list(there) == list(here)
         for name, x in here.items():
-            torch.testing.assert_close(torch.as_tensor(there[name]).cpu(), torch.as_tensor(x), rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(
+                torch.as_tensor(there[name]).cpu(), torch.as_tensor(x), rtol=0, atol=0, equal_nan=True
+            )
