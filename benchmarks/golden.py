@@ -134,7 +134,7 @@ def differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, str
 
 
 def metric_differences(a: dict[str, Any], b: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    for name in a.keys() & b.keys():
+    for name in (name for name in a if name in b):
         ours, theirs = a[name].get("metrics", {}), b[name].get("metrics", {})
         if "error" in a[name] or "error" in b[name]:
             continue

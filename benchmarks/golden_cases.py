@@ -241,4 +241,4 @@ def broken_off() -> Iterator[Case]:
         for bank in ("memory", "file"):
             name = f"resumed, bank {bank}: {title(method)}"
             yield case(name, method, rounds=6, stop=3, checkpoint=2, plan={"bank": bank}, fleet={"dropout": 0.2})
-    yield case("resumed: psfed+ef21", "psfed+ef21", engine="debug", rounds=6, stop=3, checkpoint=2)
+    yield case("resumed: personal+ef21", "personal+ef21", engine="debug", rounds=6, stop=3, checkpoint=2)
