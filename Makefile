@@ -5,10 +5,14 @@ STAMP := .venv/.ready
 DOCS := .venv/.docs
 PEERS := .venv-bench/.ready
 
-.PHONY: demo test lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
+
+check: lint $(STAMP)            ## for every edit: core, laws and parts without what is marked slow, and one short run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" tests/core tests/laws tests/parts
+	$(BIN)/sparing run method=psfed+topk+int8+memory rounds=2 sample=4 --out $$(mktemp -d)/run --json > /dev/null
 
 test: lint $(STAMP)             ## everything CI checks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto

@@ -123,7 +123,7 @@ def update_of(name: str, folder: Path, device: str = "cpu") -> Update:
         net.load_state_dict(before)
         start, ids = tree_of(net, layout), torch.tensor([0])
         ctx = context(0, rounds + 1, rounds + 1, ids, task.train.count[ids], len(task), int(task.train.count.sum()))
-        after, _ = train(net, task.loss, task.train, Local((Phase(**local),)), start, ctx)
+        after, _ = train(net, task.loss, task.train, Local((Phase(**local),)), start, ctx, "loop-fast")
         torch.save({name: after[name] - start[name] for name in layout.shapes}, file)
     return Update(layout, torch.load(file))
 

@@ -38,7 +38,7 @@ def train(job: dict[str, Any]) -> dict[str, Any]:
         local={"lr": 0.05, "epochs": 1, "batch": job["batch"]},
         seed=job["seed"],
         device=job["device"],
-        plan={"path": "loop", "threads": 1},
+        plan={"path": "loop-fast", "threads": 1},
         evaluate={"every": job["rounds"], "who": ["global"]},
     )
     return {

@@ -33,7 +33,7 @@ def study_of(method: list[Any], bank: str, model: str = "cnn", **more: Any) -> S
         "rounds": ROUNDS,
         "sample": 5,
         "local": {"epochs": 1, "batch": 32},
-        "plan": {"path": "loop", "bank": bank, "threads": 1},
+        "plan": {"path": "loop-fast", "bank": bank, "threads": 1},
     }
     return study_from(study | more)
 

@@ -4,7 +4,7 @@ CIFAR-100's 50,000 training images shared out evenly to 1,000 clients, 50 of the
 SGD; the network of pfl's CIFAR-10 benchmark with 100 classes. The seconds are those of `sparing.run` with all its
 preparations; the global model is judged on the official test images every ten rounds.
 
-    python benchmarks/long.py [--device cpu] [--rounds 1500] [--precisions bf16] [--seeds 0 1 2] [--plan path=loop]
+    python benchmarks/long.py [--device cpu] [--rounds 1500] [--precisions bf16] [--seeds 0 1 2] [--plan path=loop-fast]
 """
 
 import argparse

@@ -28,9 +28,11 @@ class Silent(Exception):
     """A contestant is not there, or ended before it answered."""
 
 
-def launch(name: str, spec: Spec) -> Contestant:
+def launch(name: str, spec: Spec, tree: Path | None = None) -> Contestant:
+    """`tree`: the checkout whose code it runs, if not this one."""
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")]))
+    here = [str(Path(__file__).parents[1])] if tree is None else [str(tree / "benchmarks"), str(tree / "src")]
+    path = os.pathsep.join(filter(None, [*here, os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-m", "peers.child", json.dumps({**spec._asdict(), "shape": spec.shape._asdict()})],
         stdin=subprocess.PIPE,

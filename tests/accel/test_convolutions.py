@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from sparing.accel.train_cpu import convolutions as conv
-from sparing.accel.train_cpu.convolutions import UnfoldedConv, is_small
+from sparing.accel.train_cpu.convolutions import UnfoldedConv, has_few_unfolded
 from sparing.accel.train_cpu.fast_copy import fast_copy
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_values_and_gradients_whatever_the_order_of_axes(name, dtype, few, weigh
     g = torch.Generator().manual_seed(0)
     x = torch.randn(5, LAYERS[name].in_channels, 6, 7, generator=g, dtype=dtype)
     x = x.contiguous(memory_format=images).requires_grad_()
-    assert is_small(x, layer) == (few > 0)
+    assert has_few_unfolded(x, layer) == (few > 0)
     seen = []
     for y in (layer(x), by_hand(layer, x)):
         for laid in LAID:
@@ -80,9 +80,9 @@ def test_images_of_odd_shapes_and_orders(few, weights, shape, moved, monkeypatch
 def test_what_is_small_is_counted_in_unfolded_values(monkeypatch):
     monkeypatch.setattr(conv, "FEW_UNFOLDED", 2 * 3 * 4 * 4 * 9)
     x = torch.zeros(2, 3, 4, 4)
-    assert is_small(x, nn.Conv2d(3, 1, 3))
-    assert not is_small(torch.zeros(3, 3, 4, 4), nn.Conv2d(3, 1, 3))
-    assert is_small(torch.zeros(8, 3, 4, 4), nn.Conv2d(3, 1, 3, stride=2))
+    assert has_few_unfolded(x, nn.Conv2d(3, 1, 3))
+    assert not has_few_unfolded(torch.zeros(3, 3, 4, 4), nn.Conv2d(3, 1, 3))
+    assert has_few_unfolded(torch.zeros(8, 3, 4, 4), nn.Conv2d(3, 1, 3, stride=2))
 
 
 OTHERS = {

@@ -12,7 +12,7 @@ from sparing.accel.train_cpu import chains as chain
 from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.accel.train_cpu.convolutions import UnfoldedConv, has_few_places, recast_convolutions
 from sparing.accel.train_cpu.fast_copy import fast_copy
-from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain, moving_by_factors
+from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain_sgd, moving_by_factors
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
 from sparing.core.tree import sha256, tree_of
@@ -179,8 +179,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_only_plain_sgd_is_taken_so(name):
-    assert is_plain(Phase())
-    assert not is_plain(Phase(**OTHERS[name]))
+    assert is_plain_sgd(Phase())
+    assert not is_plain_sgd(Phase(**OTHERS[name]))
 
 
 def test_layers_that_stay_as_they_are(monkeypatch):

@@ -14,7 +14,7 @@ from sparing.core.keys import hashes
 from sparing.core.method import Phase
 from sparing.task.clients import Clients
 from sparing.train.augment import flip
-from sparing.train.batches import batches, counted_from, shuffle_keys
+from sparing.train.batches import batch_table, counted_from, shuffle_keys
 from sparing.train.keyed_layers import dropout_keys
 
 CPU = torch.device("cpu")
@@ -43,7 +43,7 @@ def check(counts: list[int], ids: list[int], phase: Phase) -> None:
     ctx, n = round_of(data, ids), [counts[i] for i in ids]
     table = step_table(data, phase, 1, ctx, CPU)
     shuffles = shuffle_keys(ctx, 1, phase, n)
-    tables = [batches(shuffles[:, k], phase, n[k]) for k in range(len(ids))]
+    tables = [batch_table(shuffles[:, k], phase, n[k]) for k in range(len(ids))]
     order = table.order.tolist()
     assert order == sorted(range(len(ids)), key=lambda k: -len(tables[k]))
     assert len(table.alive) == max(map(len, tables))
@@ -80,7 +80,7 @@ def test_a_plan_holds_everyone_s_own_batches(counts, phase, random):
 @pytest.mark.parametrize("phase", [Phase(epochs=2, batch=10**18), Phase(steps=3, batch=10**18)])
 def test_a_batch_has_no_more_places_than_its_client_samples(phase):
     check([20, 1, 33], [2, 0, 1], phase)
-    assert batches(torch.tensor([7, 8, 9]), phase, n=5).shape[1] == 5
+    assert batch_table(torch.tensor([7, 8, 9]), phase, n=5).shape[1] == 5
 
 
 def test_shuffles_too_many_to_sort_at_once_are_sorted_in_parts(monkeypatch):

@@ -12,7 +12,7 @@ from sparing.core.tree import to, tree_of
 from sparing.task.clients import Clients
 from sparing.task.models.resnet import Basic, resnet
 from sparing.train.augment import augments
-from sparing.train.evaluate import evaluate
+from sparing.train.evaluate import evaluate_rows
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
@@ -48,10 +48,10 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
         assert after[name].device.type == "cuda"
         assert torch.allclose(after[name].cpu(), x, rtol=1e-9, atol=1e-9), name
     assert torch.allclose(notes["loss"].cpu(), note["loss"])
-    mine, theirs = (evaluate(model, cross_entropy, t, data, ids) for t in (after, wanted))
+    mine, theirs = (evaluate_rows(model, cross_entropy, t, data, ids) for t in (after, wanted))
     assert torch.allclose(mine["loss"], theirs["loss"])
-    shared = evaluate(model, cross_entropy, start, data.to(where), ids.to(where))
-    assert torch.allclose(shared["loss"], evaluate(model, cross_entropy, tree_of(model), data, ids)["loss"])
+    shared = evaluate_rows(model, cross_entropy, start, data.to(where), ids.to(where))
+    assert torch.allclose(shared["loss"], evaluate_rows(model, cross_entropy, tree_of(model), data, ids)["loss"])
 
 
 @pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
@@ -72,8 +72,9 @@ def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
             after, _ = train(model, cross_entropy, data.to(where), local, to(tree_of(model), "cuda"), ctx, path=path)
             for name, x in wanted.items():
                 assert torch.allclose(after[name].cpu(), x, rtol=1e-2, atol=1e-3), name
-            mine = evaluate(model, cross_entropy, to(wanted, "cuda"), data.to(where), ids)
-            assert torch.allclose(mine["loss"], evaluate(model, cross_entropy, wanted, data, ids)["loss"], rtol=1e-3)
+            mine = evaluate_rows(model, cross_entropy, to(wanted, "cuda"), data.to(where), ids)
+            theirs = evaluate_rows(model, cross_entropy, wanted, data, ids)
+            assert torch.allclose(mine["loss"], theirs["loss"], rtol=1e-3)
 
 
 def test_the_gradient_on_a_probe_set_agrees_with_the_cpu():

@@ -281,6 +281,7 @@ def damaged(rng: random.Random, data: bytes, other: bytes) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.slow
 def test_damage_is_refused_or_is_another_message() -> None:
     """What is accepted, the second decoder reads as well, and from as many bytes."""
     pool, rng = cases(), random.Random(0)

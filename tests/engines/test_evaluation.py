@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import sparing
-from sparing.train.metrics import jain, mean, micro_auc, micro_aucs, worst_decile
+from sparing.train.metrics import jain, micro_auc, micro_aucs, weighted_mean, worst_decile
 
 QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
 TASK = {"data": "digits", "clients": 8, "held_out": 2}
@@ -86,7 +86,7 @@ def test_metrics_against_their_definitions():
     a = torch.tensor(rng.random(30))
     assert jain(a) == pytest.approx(float(a.sum() ** 2 / (30 * (a**2).sum())))
     assert worst_decile(a) == pytest.approx(float(a.sort().values[:3].mean()))
-    assert math.isnan(mean(a[:0]))
+    assert math.isnan(weighted_mean(a[:0]))
 
 
 def test_areas_of_many_clients_are_those_of_each():

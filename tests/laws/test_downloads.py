@@ -169,12 +169,14 @@ def test_nodes_hold_the_servers_model(spec):
         assert missing[ROUNDS - 1, 0] == ROUNDS - 3, "however long it was away"
 
 
+@pytest.mark.slow
 def test_with_the_seed_a_newcomer_misses_updates_only():
     missing = nodes_hold_the_servers_model(method_of([{"broadcast": {"by": SMALL, "seeded": True}}]))
     assert missing[1, 0] == 0, "the first model is known"
     assert missing[ROUNDS - 1, 11] == ROUNDS - 3, "all updates but those of the two rounds without one"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", ["stc", "dp+broadcast"])
 def test_buffers_that_stay_at_home(spec):
     method = method_of(spec, Local(buffers="own"))
@@ -208,6 +210,7 @@ def test_nodes_hold_the_servers_model_on_a_gpu(spec):
     nodes_hold_the_servers_model(method_of(spec), "cuda")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec", ["broadcast", [{"broadcast": {"by": "fp16"}}], [{"broadcast": {"by": SMALL}}]], ids=str
 )

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -82,6 +83,7 @@ def test_positions_arrive(drawn: Drawn) -> None:
     assert places.encode(bits.copy(), columns) == places.encode(bits, columns)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(values())
 def test_codes_arrive(drawn: Drawn) -> None:
@@ -109,6 +111,7 @@ def test_codes_of_kept_positions_arrive(drawn: Drawn, whole: bool) -> None:
         assert not reader.left
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 300, 8192, 8193, 20_000, 70_001]), st.sampled_from([1, 5, 250]))
 @example(seed=196, n=70_001, spread=250)  # rare symbols: most numbers are zero

@@ -53,6 +53,7 @@ def test_a_client_trains_only_the_places_that_are_open():
     assert model.adapter.up.weight.grad[:, :3].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", [{"path": "loop", "chunk": 3}, {"path": "stacked"}])
 def test_both_engines_agree(plan):
     method = [{"pfedsim": {"adapter": {"base": 1, "growth": 1}}}]

@@ -58,6 +58,7 @@ def test_a_budget_is_used_but_never_exceeded(most, by):
         assert size > 0.9 * most
 
 
+@pytest.mark.slow
 def test_more_bytes_buy_more():
     for by in WAYS:
         errors = [through(update(rate=0.85), most, by)[2] for most in (200, 600, 1800)]
@@ -66,6 +67,7 @@ def test_more_bytes_buy_more():
         assert errors[-1] < errors[0] / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e6])
 @pytest.mark.parametrize("by", ["best", "values"])
 @pytest.mark.parametrize("kind", ["falling", "noise", "constant", "few"])
@@ -105,6 +107,7 @@ TREES = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     TREES, st.integers(0, 99), st.integers(1, 400), st.sampled_from(["normal", "heavy", "one", "equal"]), st.booleans()
@@ -192,6 +195,7 @@ def test_and_both_where_that_is_best():
     assert error < 0.8 * min(through(parcel, 900, by, layout)[2] for by in ("values", "components"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [400, 1500])
 def test_the_best_is_hardly_worse_than_either_way_alone(most):
     """Leaves that say nothing cost a few bytes."""
@@ -255,6 +259,7 @@ def test_zeros_cost_next_to_nothing_and_what_is_not_a_number_is_not_hidden():
         assert back[1].isfinite().all()
 
 
+@pytest.mark.slow
 def test_memory_brings_everything_across_in_time():
     """The same update every round: what arrives on average comes to what was meant."""
     codec, parcel, ctx = feedback(budget(LAYOUT, 300)), update(rate=0.8), make_ctx([0])
@@ -371,6 +376,7 @@ def name(method):
     return "+".join(p if isinstance(p, str) else next(iter(p)) for p in method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=name)
 def test_both_engines_agree_and_nobody_sends_more(method):
     study = {"rounds": 2, "sample": 3, "seed": 2, "local": {"steps": 2}, "fleet": {"dropout": 0.2}}
@@ -386,6 +392,7 @@ def test_both_engines_agree_and_nobody_sends_more(method):
         assert 0.8 * most * r.clients < r.up_bytes <= most * r.clients
 
 
+@pytest.mark.slow
 def test_a_deadline_is_a_budget():
     study = {"rounds": 2, "sample": 4, "local": {"steps": 1}}
     fleet = {"deadline": 1.0, "links": {"up": 0.008, "down": 100.0}}

@@ -44,6 +44,7 @@ def descend(method, lr, rounds):
     return np.stack(path)
 
 
+@pytest.mark.slow
 def test_it_converges_on_a_quadratic_as_fast_as_the_paper_states_where_plain_topk_runs_away():
     """One of three coordinates a client, on the example of Beznosikov et al. 2020: every plain choice is wrong."""
     share = 1 / 3

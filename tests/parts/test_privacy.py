@@ -167,6 +167,7 @@ def test_the_server_clips_whatever_arrives():
     assert squared({"a": got}, 0) <= 4
 
 
+@pytest.mark.slow
 def test_an_adaptive_bound_finds_the_quantile():
     """Clients whose updates are 1, 2, ..., 20 long: a share `quantile` of them is within the bound in the end."""
     layout = Layout({"w": (1,)}, {"w": torch.float32})

@@ -104,6 +104,7 @@ def test_training_is_that_of_a_network_without_those_connections(path):
         assert not after["weight"][k][~mask].any()
 
 
+@pytest.mark.slow
 def test_with_partial_sharing_copies_of_their_own_are_pruned_too_and_less_travels():
     method = compose(LAYOUT, find("psfed").make(), find("prune").make(keep=0.25))
     state = first_client(method, MODEL)

@@ -39,6 +39,7 @@ def test_codes_are_the_numpy_ones_and_errors_stay_within_half_a_step(x, bits):
     assert np.abs(back[0].numpy() - a).max() <= scale / 2 * (1 + 1e-4) + 1e-44  # below normal numbers steps vanish
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_is_unbiased():
     x = torch.linspace(-1, 1, 41)[None]
     codec = quant.uniform(layout(41), 3, stochastic=True)

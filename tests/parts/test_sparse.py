@@ -119,6 +119,7 @@ def test_randk_sends_exactly_k_within_scope_and_pays_no_index(d, ratio, seed):
         assert int(leaf.scope[k].sum()) == (max(1, math.ceil(ratio * p - 1e-9)) if p else 0)
 
 
+@pytest.mark.slow
 def test_randk_is_unbiased_when_asked():
     """Monte Carlo: the mean over many rounds of the scaled update is the update."""
     layout = Layout({"w": (20,)}, {"w": torch.float32})

@@ -52,6 +52,7 @@ def noisy(scale=1.0, k=6, seed=0):
     return rng.normal(size=P) + scale * rng.normal(size=(k, P))
 
 
+@pytest.mark.slow
 def test_warm_up_rounds_are_fedavg_bit_for_bit():
     plain = sparing.run(method="fedavg", **STUDY)
     shrunk = sparing.run(method=[{"sr-fedavg": {"warmup": 4}}], **STUDY)
@@ -59,6 +60,7 @@ def test_warm_up_rounds_are_fedavg_bit_for_bit():
     assert sparing.run(method=[{"sr-fedavg": {"warmup": 3}}], **STUDY).model_sha256 != plain.model_sha256
 
 
+@pytest.mark.slow
 def test_beta_changes_results():
     runs = {b: sparing.run(method=[{"stein": {"warmup": 1, "beta": b}}], **STUDY).model_sha256 for b in (0.5, 0.9)}
     assert runs[0.5] != runs[0.9]
@@ -179,6 +181,7 @@ def test_under_a_common_mask_only_what_is_shared_counts_and_the_target_of_an_ent
         sums, mass = np.where(mask, 0.8 * sums + 0.2 * x, sums), np.where(mask, 0.8 * mass + 0.2, mass)
 
 
+@pytest.mark.slow
 def test_masks_of_their_own_leave_the_mean_alone_and_say_so():
     spec = [{"psfed": {"per_client": True}}, {"stein": {"warmup": 1}}]
     with pytest.warns(UserWarning, match="vote on different coordinates"):
@@ -231,6 +234,7 @@ def test_only_the_noisiest_layers_are_shrunk():
     assert sum(c < 1 for c in cs) == 3
 
 
+@pytest.mark.slow
 def test_full_participation_is_fedavg_and_says_so():
     study = {**STUDY, "sample": 20}
     with pytest.warns(UserWarning, match="all clients take part"):
@@ -244,6 +248,7 @@ def test_full_participation_is_fedavg_and_says_so():
     assert other.metric("c_min")[-1] < 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["psfed+stein", "psfed+topk+stein+fedavgm", "personal+stein+int8"])
 def test_both_engines_agree(method):
     spec = [{"stein": {"warmup": 1, "learn_beta": "psfed" in method}} if m == "stein" else m for m in method.split("+")]

@@ -72,6 +72,7 @@ def test_memory_remembers_the_same():
         assert torch.equal(states[0][f"residual/{name}"], states[1][f"residual/{name}"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [

@@ -20,7 +20,7 @@ from sparing.run.results import COLUMNS, Record, bytes_to, rounds_to, time_to
 from sparing.run.start import fresh, named_task, settled
 from sparing.task.clock import ready, room, taking, visits
 from sparing.task.fleet import Fleet
-from sparing.train.batches import batches
+from sparing.train.batches import batch_table
 from support import changed, make_ctx
 
 TASK = {"clients": 10, "model": "mlp"}
@@ -112,7 +112,7 @@ def test_more_is_never_faster():
 @pytest.mark.parametrize("phase", [Phase(epochs=3, batch=4), Phase(steps=7, batch=4), Phase(steps=3, batch=8)])
 def test_visits_are_the_samples_that_batches_hold(phase):
     for n in (1, 3, 4, 8, 9, 21):
-        table = batches(torch.arange(9), phase, n)
+        table = batch_table(torch.arange(9), phase, n)
         assert int(visits(Local((phase,)), torch.tensor([n]))) == int((table >= 0).sum())
     both = Local((phase,), second=(phase, phase))
     assert int(visits(both, torch.tensor([9]))) == 3 * int(visits(Local((phase,)), torch.tensor([9])))

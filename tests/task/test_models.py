@@ -14,7 +14,7 @@ from sparing.task.models import MODELS, network, register
 from sparing.task.models.norms import norm2d
 from sparing.task.models.resnet import Basic, Bottleneck, resnet
 from sparing.task.models.vgg import vgg
-from sparing.train.evaluate import evaluate, evaluate_all
+from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
@@ -160,17 +160,17 @@ def test_static_norm_is_batch_norm_with_static_buffers(path):
     data = images(side=4)
     mine, theirs = trained(static, data, path), trained(batch, data, path, buffers="static")
     assert all(torch.allclose(x, theirs[name]) for name, x in mine.items())
-    own = evaluate(static, cross_entropy, mine, data, torch.arange(3))
+    own = evaluate_rows(static, cross_entropy, mine, data, torch.arange(3))
     assert torch.allclose(
-        own["loss"], evaluate(batch, cross_entropy, theirs, data, torch.arange(3), static=True)["loss"]
+        own["loss"], evaluate_rows(batch, cross_entropy, theirs, data, torch.arange(3), static=True)["loss"]
     )
 
 
 def test_one_static_model_for_everybody_keeps_clients_apart():
     model, data = resnet(Basic, (1, 1, 1), 2, 3, "static", width=4).double(), images(side=4)
-    together = evaluate(model, cross_entropy, tree_of(model), data, torch.arange(3))
+    together = evaluate_rows(model, cross_entropy, tree_of(model), data, torch.arange(3))
     for k in range(3):
-        alone = evaluate(model, cross_entropy, tree_of(model), data, torch.tensor([k]))
+        alone = evaluate_rows(model, cross_entropy, tree_of(model), data, torch.tensor([k]))
         assert torch.equal(alone["loss"][0], together["loss"][k])
     one = evaluate_all(model, cross_entropy, tree_of(model), *data.client(1))
     assert one["loss"] == pytest.approx(float(together["loss"][1]))

@@ -19,7 +19,7 @@ from sparing.task.dataset import prepared
 from sparing.task.models import cnn
 from sparing.task.task import Task
 from sparing.train.augment import augmented, augments, crop, flip
-from sparing.train.evaluate import evaluate, evaluate_all
+from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
@@ -65,7 +65,7 @@ def test_bytes_stay_bytes_and_train_like_floats():
         assert sha256(trained(data, path)) == sha256(trained(floats, path))
     model, ids = net(), torch.arange(3)
     for tree in (tree_of(model), trained(data)):
-        mine, theirs = (evaluate(model, cross_entropy, tree, d, ids) for d in (data, floats))
+        mine, theirs = (evaluate_rows(model, cross_entropy, tree, d, ids) for d in (data, floats))
         assert torch.equal(mine["loss"], theirs["loss"])
     mine, theirs = (evaluate_all(model, cross_entropy, tree_of(model), d.x, d.y) for d in (data, floats))
     assert mine == theirs
@@ -156,7 +156,7 @@ def test_augmentations_draw_independently():
 def test_evaluation_never_augments():
     plain, varied, model, ids = cohort(), cohort(BOTH), net(), torch.arange(3)
     for tree in (tree_of(model), trained(varied)):
-        mine, theirs = (evaluate(model, cross_entropy, tree, data, ids) for data in (varied, plain))
+        mine, theirs = (evaluate_rows(model, cross_entropy, tree, data, ids) for data in (varied, plain))
         assert torch.equal(mine["loss"], theirs["loss"])
     task = Task(model, varied, test=varied).to(torch.device("cpu"))
     assert task.train.augment == varied.augment

@@ -7,7 +7,7 @@ from torch import nn
 
 from sparing.core.tree import cat, sha256, to, tree_of
 from sparing.task.clients import Clients
-from sparing.train.evaluate import evaluate, evaluate_all
+from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.losses import cross_entropy, squared_error
 from sparing.train.paths import path_called
 
@@ -32,7 +32,7 @@ def plain(model, x, y):
 def test_each_client_its_own_model():
     models, data = [net() for _ in SIZES], cohort()
     tree = cat([tree_of(model) for model in models])
-    out = evaluate(net(), cross_entropy, tree, data, torch.arange(4))
+    out = evaluate_rows(net(), cross_entropy, tree, data, torch.arange(4))
     assert out["count"].tolist() == SIZES
     for k in (0, 2, 3):
         right, lost = plain(models[k], *data.client(k))
@@ -41,15 +41,16 @@ def test_each_client_its_own_model():
     assert bool(out["accuracy"][1].isnan())
     assert bool(out["loss"][1].isnan())
     for k in (3, 0):  # a row does not depend on the chunk
-        one = evaluate(net(), cross_entropy, {n: x[k : k + 1] for n, x in tree.items()}, data, torch.tensor([k, k]))
-        two = evaluate(net(), cross_entropy, {n: x[[k, 0]] for n, x in tree.items()}, data, torch.tensor([k, 0]))
+        mine = {n: x[k : k + 1] for n, x in tree.items()}
+        one = evaluate_rows(net(), cross_entropy, mine, data, torch.tensor([k, k]))
+        two = evaluate_rows(net(), cross_entropy, {n: x[[k, 0]] for n, x in tree.items()}, data, torch.tensor([k, 0]))
         assert torch.equal(two["loss"][0], out["loss"][k])
         assert torch.allclose(one["loss"][1], out["loss"][k])
 
 
 def test_one_model_for_everybody_and_for_one_big_set():
     model, data = net(), cohort()
-    out = evaluate(model, cross_entropy, tree_of(model), data, torch.tensor([3, 1, 0]))
+    out = evaluate_rows(model, cross_entropy, tree_of(model), data, torch.tensor([3, 1, 0]))
     for k, i in ((0, 3), (2, 0)):
         right, lost = plain(model, *data.client(i))
         assert float(out["accuracy"][k]) == pytest.approx(right)
@@ -63,7 +64,7 @@ def test_static_uses_batch_statistics():
     model, data = net(), cohort()
     tree = tree_of(model)
     tree["1.running_mean"] += 100.0
-    out = evaluate(model, cross_entropy, tree, data, torch.tensor([0, 2]), static=True)
+    out = evaluate_rows(model, cross_entropy, tree, data, torch.tensor([0, 2]), static=True)
     x, y = data.client(0)
     twin = nn.Sequential(model[0], nn.BatchNorm1d(8, track_running_stats=False), nn.ReLU(), model[4])
     assert float(out["loss"][0]) == pytest.approx(plain(twin, x, y)[1], rel=1e-5)
@@ -76,11 +77,11 @@ def test_static_uses_batch_statistics():
 
 def test_float_targets_have_no_accuracy():
     data = Clients.of([(torch.ones(2, 6), torch.ones(2))])
-    out = evaluate(nn.Linear(6, 1), squared_error, tree_of(nn.Linear(6, 1)), data, torch.tensor([0]))
+    out = evaluate_rows(nn.Linear(6, 1), squared_error, tree_of(nn.Linear(6, 1)), data, torch.tensor([0]))
     assert bool(out["accuracy"].isnan().all())
     assert bool(out["loss"].isfinite().all())
     two = {name: x.expand(2, *x.shape[1:]) for name, x in tree_of(nn.Linear(6, 1)).items()}
-    out = evaluate(
+    out = evaluate_rows(
         nn.Linear(6, 1), squared_error, two, data, torch.tensor([0, 0]), runner=path_called("stacked").runner
     )
     assert bool(out["auc"].isnan().all())
@@ -102,8 +103,9 @@ def test_evaluating_changes_nothing():
         data, tree = cohort(), tree_of(model)
         before = sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled()
         modes, rng = [layer.training for layer in model.modules()], torch.get_rng_state()
-        evaluate(model, cross_entropy, tree, data, torch.arange(4))
-        evaluate(model, cross_entropy, {n: x.expand(4, *x.shape[1:]) for n, x in tree.items()}, data, torch.arange(4))
+        evaluate_rows(model, cross_entropy, tree, data, torch.arange(4))
+        four = {n: x.expand(4, *x.shape[1:]) for n, x in tree.items()}
+        evaluate_rows(model, cross_entropy, four, data, torch.arange(4))
         evaluate_all(model, cross_entropy, tree, data.x, data.y)
         assert before == (sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled())
         assert modes == [layer.training for layer in model.modules()]
@@ -137,8 +139,9 @@ def test_stacked_models_score_as_one_by_one(norm):
     tree, ids = cat([tree_of(model) for model in models]), torch.arange(4)
     loss = nn.CrossEntropyLoss(reduction="none")
     runners = [path_called(name).runner for name in ("loop", "stacked")]
-    plain, fast = (evaluate(models[0], loss, tree, data, ids, runner=runner) for runner in runners)
+    plain, fast = (evaluate_rows(models[0], loss, tree, data, ids, runner=runner) for runner in runners)
     for name in ("accuracy", "loss", "auc"):
         assert torch.allclose(plain[name], fast[name], atol=1e-5), name
-    one_by_one = [evaluate(models[0], loss, tree_of(m), data, ids[i : i + 1])["loss"] for i, m in enumerate(models)]
+    trees = enumerate(map(tree_of, models))
+    one_by_one = [evaluate_rows(models[0], loss, one, data, ids[i : i + 1])["loss"] for i, one in trees]
     assert torch.allclose(torch.cat(one_by_one), fast["loss"], atol=1e-5)

@@ -33,11 +33,11 @@ def mix_rows(rows: Tree, index: np.ndarray, weight: Tensor) -> Tree:
     return {name: mixed(x, there, weight) for name, x in rows.items()}
 
 
-def added(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
-    """`optim.added`; of K clients on a GPU in one pass."""
+def add_product(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
+    """`optim.add_product`; of K clients on a GPU in one pass."""
     if grad.is_cuda and grad.ndim == 3:
         return torch.baddbmm(grad, x, y, alpha=strength)
-    return optim.added.plain(grad, x, y, strength)
+    return optim.add_product.plain(grad, x, y, strength)
 
 
 def seems_finite(x: Tensor) -> bool:

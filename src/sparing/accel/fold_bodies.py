@@ -8,7 +8,7 @@ the last bits do depend on who is in the call, as those of such training do.
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -121,7 +121,7 @@ def _add_at_once(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         bounds = torch.stack([x.each_at_most() for x in products.values()])
         reached = worst[0] <= 1
         ctx.require(
-            torch.cat([reached, bounds.isfinite().view(-1)]), _too_large_product(bounds, list(products), grid, ctx)
+            torch.cat([reached, (bounds < math.inf).view(-1)]), _too_large_product(bounds, list(products), grid, ctx)
         )
     return out
 
@@ -166,6 +166,12 @@ def _too_large_product(bounds: Tensor, names: list[str], grid: Grid, ctx: Ctx) -
     return error
 
 
+@lru_cache(maxsize=64)
+def _number(x: float, device: torch.device) -> Tensor:
+    """On the device: dividing by a number of the host would be a product with 1 / x, which rounds otherwise."""
+    return place(torch.tensor(x, dtype=torch.float64), device)
+
+
 def add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
     """`votes.add_votes`, on a GPU as one product."""
     if scope.is_cuda:
@@ -201,6 +207,5 @@ def divide_by_votes(sums: Tree, counted: dict[str, Votes]) -> tuple[Tree, dict[s
             x.div_(dense.masked_fill(dense == 0, 1.0))
             covered[name] = (dense > 0).expand(x.shape)
     for weight, names in alike.items():
-        divisor = place(torch.tensor(weight, dtype=torch.float64), first.device)  # a number would be a product by 1/w
-        torch._foreach_div_([sums[name] for name in names], divisor)
+        torch._foreach_div_([sums[name] for name in names], _number(weight, first.device))
     return sums, {name: covered[name] for name in sums}

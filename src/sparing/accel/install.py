@@ -66,6 +66,7 @@ def _install_bodies() -> None:
     register(selectors.least_of, reduce_bodies.least_of)
     register(quant.codes_of_leaf, quantise_bodies.codes_of_leaf)
     register(quant.values_of_leaf, quantise_bodies.values_of_leaf)
+    register(stein.targets, stein_bodies.targets)
     register(stein.coefficients, stein_bodies.coefficients)
     register(stein.shrink_and_follow, stein_bodies.shrink_and_follow)
     for name in ("product", "squared"):
@@ -78,5 +79,5 @@ def _install_bodies() -> None:
         register(getattr(sizes, name), getattr(joined_sizes, name))
     register(stale.spreads, engine_bodies.spreads)
     register(bank.mix_rows, engine_bodies.mix_rows)
-    register(optim.added, engine_bodies.added)
+    register(optim.add_product, engine_bodies.add_product)
     register(lesson.seems_finite, engine_bodies.seems_finite)

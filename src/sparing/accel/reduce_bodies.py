@@ -95,10 +95,12 @@ def dots(terms: list[Term], k: int) -> Tensor:
     from sparing.accel.cuda.sums import block_products
 
     planes, shapes = 1 if terms[0].other is None else 3, [term.x.shape[1:] for term in terms]
-    xs, shifts, others, masks = zip(*terms, strict=True)
-    x = _joined(xs, shapes, 0.0)
+    xs, pluses, minuses, others, masks = zip(*terms, strict=True)
+    x, shift, minus = _joined(xs, shapes, 0.0), _joined(pluses, shapes, 0.0), _joined(minuses, shapes, 0.0)
+    if minus is not None:
+        shift = -minus if shift is None else shift.double() - minus
     other = x if all(a is b for a, b in zip(xs, others, strict=True)) else _joined(others, shapes, 0.0)
-    given = [x, _joined(shifts, shapes, 0.0), other, _joined(masks, shapes, True)]
+    given = [x, shift, other, _joined(masks, shapes, True)]
     found = block_products(given, k, tuple(map(math.prod, shapes)))
     return total(found.flatten(0, 2)).view(planes, k, len(terms))
 

@@ -1,5 +1,8 @@
+# pyright: reportPrivateImportUsage=false
+# torch._foreach_* are what torch.optim itself is written in, but carry no public name.
 """Stein-rule shrinkage on a GPU, all layers in two kernels, where no mask tells entries apart."""
 
+import torch
 from torch import Tensor
 
 from sparing.accel.cuda import ready
@@ -27,7 +30,21 @@ def coefficients(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, 
     sums = dots([term._replace(other=term.x) for term in terms], 1)
     sizes = constants(tuple(blended.update[name].numel() for name in aims), mass.device)
     numbers = (stein.sampled(blended, ctx, s), NOTHING, LOW, HIGH)
-    return shrink.measured(blended.weight, blended.seen["away"], sums, mass, sizes, state["rounds"], numbers)
+    return shrink.measured(
+        ctx.placed(blended.weight), blended.seen["away"], sums, mass, sizes, state["rounds"], numbers
+    )
+
+
+def targets(state: Tree, which: dict[str, int], s: Settings) -> dict[str, Aim]:
+    """`stein.targets`, of all layers in few operations."""
+    known = [] if s.target != "ema" else [(name, i) for name, i in which.items() if s.betas[i] != 1]
+    if not known or not state[f"sum{known[0][1]}/{known[0][0]}"].is_cuda:
+        return stein.targets.plain(state, which, s)
+    sums, masses = ([state[f"{kind}{i}/{name}"] for name, i in known] for kind in ("sum", "mass"))
+    found = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
+    there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
+    aims = [Aim(m, where.view_as(mass)) for m, where, mass in zip(found, there, masses, strict=True)]
+    return dict.fromkeys(which, Aim()) | dict(zip((name for name, _ in known), aims, strict=True))
 
 
 def shrink_and_follow(

@@ -116,6 +116,7 @@ class Collect:
         for name in list(self.update[int(ids[0])]):
             values[name] = torch.stack([self.update[i].pop(name) for i in ids.tolist()])
             votes[name] = self.votes(name, ids.tolist(), values[name])
+        weight = ctx.placed(weight)
         update, covered = self.reduce(values, votes, weight)
         return Blended(update, covered, ids, weight, seen)
 

@@ -4,7 +4,7 @@ Every name here is a tuple of pure functions. State is a Tree, passed in and han
 nothing uses `{}`. All functions see the client axis: K is a whole chunk of the cohort in the simulator, 1 on a node.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Flag, auto
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,33 @@ from sparing.core.tree import Layout, Masks, Tree
 
 Report = Mapping[str, float | Tensor]
 """Metrics of a round, by name: numbers, or tensors of one number each, read once the round is over."""
+
+
+class Summary(Mapping[str, float]):
+    """A report that the host works out from tensors, once they are there.
+
+    >>> dict(Summary([torch.tensor([1.0, 2.0])], lambda x: {"most": max(x.tolist())}))
+    {'most': 2.0}
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], numbers: Callable[..., dict[str, float]]):
+        self.tensors, self.numbers, self.found = tensors, numbers, dict[str, float]()
+
+    def read(self, tensors: Sequence[Tensor]) -> dict[str, float]:
+        """The numbers, from the tensors on the host."""
+        self.found = self.found or self.numbers(*tensors)
+        return self.found
+
+    def __getitem__(self, name: str) -> float:
+        return self.read([x.cpu() for x in self.tensors])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.read([x.cpu() for x in self.tensors]))
+
+    def __len__(self) -> int:
+        return len(self.read([x.cpu() for x in self.tensors]))
+
+
 Remembered = Mapping[str, Tensor]
 """What the server keeps of a part from round to round: a Tree, or what will be one."""
 
@@ -126,7 +153,7 @@ class Blended(NamedTuple):
     update: Tree  # [1, *shape] float64, zero where nobody voted
     covered: dict[str, Tensor | None]  # bool [1, *shape]; None: everywhere
     ids: Tensor  # [n] sorted, on the host
-    weight: Tensor  # [n] float64, unnormalised, in id order
+    weight: Tensor  # [n] float64, unnormalised, in id order; on the host where it was known beforehand
     seen: dict[str, Tensor]  # what was watched, [n, ...] in id order
     uniform: Tree | None = None  # the unweighted mean, where a step asks for it
     apart: frozenset[str] = frozenset()  # tensors in which clients voted on different coordinates

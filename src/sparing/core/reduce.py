@@ -105,10 +105,11 @@ def keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple
 
 
 class Term(NamedTuple):
-    """a = x + shift and b = other, both zero where the mask is false; axis 0 of each is K or 1."""
+    """a = x + plus - minus and b = other, both zero where the mask is false; axis 0 of each is K or 1."""
 
     x: Tensor
-    shift: Tensor | None = None
+    plus: Tensor | None = None
+    minus: Tensor | None = None
     other: Tensor | None = None
     mask: Tensor | None = None
 
@@ -122,11 +123,12 @@ def dots(terms: list[Term], k: int) -> Tensor:
     """
     planes = 1 if terms[0].other is None else 3
     out = torch.empty(planes, k, len(terms), dtype=torch.float64, device=terms[0].x.device)
-    for i, (x, shift, other, mask) in enumerate(terms):
+    for i, (x, plus, minus, other, mask) in enumerate(terms):
         step = max(1, AT_ONCE // max(math.prod(x.shape[1:]), 1))
         for at in (slice(j, min(j + step, k)) for j in range(0, k, step)):
             a = rows_at(x, at).expand(at.stop - at.start, *x.shape[1:]).double()
-            a = a if shift is None else a + rows_at(shift, at).double()
+            a = a if plus is None else a + rows_at(plus, at).double()
+            a = a if minus is None else a - rows_at(minus, at).double()
             here = None if mask is None else rows_at(mask, at)
             a = cleared(a, here)
             out[0, at, i] = total(a * a)

@@ -7,6 +7,7 @@ incoming(method, server, fold, down, up, ctx)               # server, any order 
 server, report = settle(method, server, fold, ctx)          # server, once
 """
 
+import math
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -271,6 +272,9 @@ def as_update(
     base, values, fit = values_in(sent), values_in(arrived), method.fit
     if fit is None:
         masks = masks_in(votes)
+        if not any(step.serving is not None and not step.serving.notes for step in method.blend.steps):
+            alike = [name for name, leaf in sent.leaves.items() if name in masks and leaf.scope is masks[name]]
+            base |= {name: model[name] for name in alike}  # what was sent is the model wherever there is a vote
         return against(model, base, values, masks), masks
     partition = fit.resize.partition
     apart = partition.names if partition is not None else frozenset()
@@ -417,11 +421,11 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
 
 def require_finite(model: Tree, when: str, ctx: Ctx) -> None:
     sizes = bounds(model)
-    ctx.require(sizes.isfinite(), lambda: infinite_layer(model, sizes, when) or SparingError(when))
+    ctx.require(sizes < math.inf, lambda: infinite_layer(model, sizes, when) or SparingError(when))
 
 
 def infinite_layer(model: Tree, sizes: Tensor, when: str) -> TrainingError | None:
-    for name, fine in zip(model, sizes.isfinite().tolist(), strict=True):
+    for name, fine in zip(model, (sizes < math.inf).tolist(), strict=True):
         if not fine:
             return TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
     return None
@@ -435,5 +439,5 @@ def voted(update: Tree, covered: Masks, layout: Layout) -> Tensor:
     """How many of the parameters somebody voted on."""
     masks = {name: covered[name] for name in layout.params if name in update}
     hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)
-    some = [flat(mask).sum() for mask in masks.values() if mask is not None]
-    return torch.stack(some).sum() + hit if some else torch.tensor(hit)
+    some = [flat(mask) for mask in masks.values() if mask is not None]
+    return torch.cat(some, dim=1).sum() + hit if some else torch.tensor(hit)

@@ -242,11 +242,13 @@ class Tally:
             return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
         for part, loss, (down, up) in zip(self.parts, losses, self.sizes, strict=True):
             k, here = len(part["ids"]), part["arrived"]
+            everyone = bool(here.all())
             part["loss"] = loss
             part.update({f"down/{kind}": x.expand(k) for kind, x in down().items()})
-            part.update({f"up/{kind}": x.expand(k) * here for kind, x in up().items()})
+            part.update({f"up/{kind}": x.expand(k) if everyone else x * here for kind, x in up().items()})
         whole = cat(self.parts) if len(self.parts) > 1 else self.parts[0]
-        order = whole["ids"].argsort()
-        whole = {name: x[order] for name, x in whole.items()}
+        if bool((whole["ids"][1:] < whole["ids"][:-1]).any()):
+            order = whole["ids"].argsort()
+            whole = {name: x[order] for name, x in whole.items()}
         down, up = under("down", whole), under("up", whole)
         return Outcome(whole["ids"], whole["n"], whole["loss"], down, up, whole["arrived"], report)

@@ -17,8 +17,7 @@ from sparing.core.round import Server, starting_models, train_locally
 from sparing.core.threads import side_by_side
 from sparing.core.tree import Tree, cat, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
-from sparing.train.evaluate import evaluate as evaluate_rows
-from sparing.train.evaluate import evaluate_all
+from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.precision import multiplying_as
 
 

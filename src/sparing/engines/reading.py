@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from sparing.core.context import Requirement, judge
-from sparing.core.method import Report
+from sparing.core.method import Report, Summary
 from sparing.core.ops import to_host
 
 
@@ -18,22 +18,35 @@ def read_later(
 ) -> Callable[[], tuple[list[Tensor], dict[str, float]]]:
     """What this gives judges the requirements, then hands out the losses and the numbers that are any."""
     parts = [part for report in reports for part in (report.maps if isinstance(report, ChainMap) else [report])]
-    ready = [(i, part) for i, part in enumerate(parts) if isinstance(part, dict)]  # others are still being worked out
-    numbers = {(i, name): x for i, part in ready for name, x in part.items() if isinstance(x, Tensor)}
-    arrived = to_host([*losses, *numbers.values(), *(requirement.holds for requirement in requirements)])
+    wanted = [_tensors_of(part) for part in parts]
+    holds = [requirement.holds for requirement in requirements]
+    arrived = to_host([*losses, *(x for some in wanted for x in some), *holds])
 
     def read() -> tuple[list[Tensor], dict[str, float]]:
         values = iter(arrived())
-        lost = [next(values) for _ in losses]
-        found = {place: float(next(values)) for place in numbers}
+        lost, found = [next(values) for _ in losses], [[next(values) for _ in some] for some in wanted]
         try:
             for requirement, fine in zip(requirements, values, strict=True):
                 judge(requirement, bool(fine.all()))
         finally:
             requirements.clear()  # they know the round that knows them
-        merged = {}
-        for i, part in reversed(list(enumerate(parts))):  # of two with the same name the first counts
-            merged |= {name: found[i, name] if (i, name) in found else float(x) for name, x in part.items()}
-        return lost, {name: x for name, x in merged.items() if x == x}
+        numbers: dict[str, float] = {}
+        for part, tensors in zip(reversed(parts), reversed(found), strict=True):
+            numbers |= _numbers_of(part, tensors)
+        return lost, {name: x for name, x in numbers.items() if x == x}
 
     return read
+
+
+def _tensors_of(part: Report) -> list[Tensor]:
+    """What must be brought to the host; of a report that is still being worked out, nothing."""
+    if isinstance(part, Summary):
+        return list(part.tensors)
+    return [x for x in part.values() if isinstance(x, Tensor)] if isinstance(part, dict) else []
+
+
+def _numbers_of(part: Report, tensors: list[Tensor]) -> dict[str, float]:
+    if isinstance(part, Summary):
+        return part.read(tensors)
+    there = iter(tensors)
+    return {name: float(next(there, x) if isinstance(x, Tensor) else x) for name, x in part.items()}

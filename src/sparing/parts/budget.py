@@ -11,6 +11,7 @@ values.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -55,115 +56,142 @@ class Item(NamedTuple):
     how: Matrix | None  # None: only values may travel
 
 
+class BudgetPlan(NamedTuple):
+    """What of a model may travel, and as what."""
+
+    layout: Layout
+    shapes: dict[str, tuple[int, ...]]  # of the tensors that may be chosen from
+    matrices: dict[str, Matrix]  # those whose components may travel
+    by: By
+    least: int = 0  # bytes that say nothing yet: header, notes and buffers
+
+    @property
+    def factors(self) -> set[str]:
+        return {f"{name}/{side}" for name in self.matrices for side in "pq"}
+
+
 def budget(layout: Layout, most: float = math.inf, by: By = "best", skip: frozenset[str] = frozenset()) -> Codec:
     """At most so many bytes, and what the round leaves time for; tensors in `skip` never travel."""
+    plan = plan_of(layout, by, skip)
+    if most <= plan.least:
+        raise ConfigError(
+            f"budget.bytes is {most:g}, but {plan.least} bytes say nothing yet: header, notes and buffers; give more"
+        )
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        if not parcel.leaves.keys() & plan.shapes.keys():
+            return parcel, state
+        rooms = rooms_of(most, view.ctx)
+        rows = [send_within(plan, row(parcel, k), x, view.ctx.at(slice(k, k + 1))) for k, x in enumerate(rooms)]
+        return stacked(parcel, rows), state
+
+    traits = Trait.COUNTS | Trait.DEADLINE if most == math.inf else Trait.COUNTS
+    decode, schema = partial(decode_chosen, plan), partial(expect_chosen, plan)
+    return Codec(encode, decode, schema, name="budget", effect=TURNS._replace(traits=traits))
+
+
+def plan_of(layout: Layout, by: By, skip: frozenset[str]) -> BudgetPlan:
     if by not in get_args(By):
         raise ConfigError(f"budget.by is {by!r}; use best, values or components")
     shapes = {name: layout.shapes[name] for name in layout.floats if name not in skip}
+    if not shapes:
+        raise MethodError("budget has nothing to send: every layer stays with the client; drop it")
     large = {} if layout.bases else {name: how for name, shape in shapes.items() if (how := matrix(shape, RANK))}
     matrices = {n: how for n, how in large.items() if not {f"{n}/p", f"{n}/q"} & layout.shapes.keys()}
-    factors = {f"{name}/{side}" for name in matrices for side in "pq"}
     if by == "components" and not matrices:
         raise MethodError("budget by components would factor nothing: no matrix of the model is large; drop by")
-
-    def parted(leaves: Mapping[str, Leaf | Spec]) -> tuple[dict[str, Matrix | None], list[str]]:
-        """Tensors with leaves of their own, and as which matrix; and those that share one leaf."""
-        alone, joined = {}, []
-        for name in (name for name in leaves if name in shapes):
-            part = leaves[name].scope is not None or leaves[name].told
-            if part or name in matrices:
-                alone[name] = None if part or by == "values" else matrices[name]
-            else:
-                joined.append(name)
-        return alone, joined
-
-    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
-        if not parcel.leaves.keys() & shapes.keys():
-            return parcel, state
-        rooms = rooms_of(most, view.ctx)
-        rows = [one(row(parcel, k), room, view.ctx.at(slice(k, k + 1))) for k, room in enumerate(rooms)]
-        return stacked(parcel, rows), state
-
-    def one(parcel: Parcel, room: float, ctx: Ctx) -> Parcel:
-        """What a client sends (K = 1)."""
-        items = items_of(parcel)
-        fixed = Parcel({name: leaf for name, leaf in parcel.leaves.items() if name not in shapes}, parcel.notes)
-        largest = peak(*(item.x for item in items.values()))
-        if not 0 < largest < math.inf or room <= 0:
-            return written(fixed, items, {}, 0 * largest, {})[0]  # not a number if one of them is not
-        parts = {n: decomposed(n, item.x, item.how.rank, ctx) for n, item in items.items() if item.how}
-        pieces = {name: piece(as_matrix(item), parts.get(name)) for name, item in items.items()}
-
-        def plan(step: float, held: dict[str, Choice] | None) -> tuple[dict[str, Choice], float]:
-            rest, fixed = by != "components", held or {}
-            with intra_op(1):  # many short operations
-                chosen = {name: judged(some, step, rest, fixed.get(name)) for name, some in pieces.items()}
-            return chosen, least + sum(choice.bits for choice in chosen.values()) / 8
-
-        longest = max(largest, peak(*(found.s for found in parts.values())))
-        fit = fitted(longest, room, plan, lambda step, chosen: written(fixed, items, parts, step, chosen))
-        return fit or written(fixed, items, {}, 0.0, {})[0]
-
-    def items_of(parcel: Parcel) -> dict[str, Item]:
-        alone, joined = parted(parcel.leaves)
-        items = {}
-        for name, how in alone.items():
-            x = parcel.leaves[name].value.double()
-            items[name] = Item(parcel.leaves[name], seen(x, how) if how else x, how)
-        if joined:
-            x = torch.cat([flat(parcel.leaves[name].value).double() for name in joined], 1)
-            items[joint(joined)] = Item(Leaf(x), x, None)
-        return items
-
-    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
-        if STEPS not in parcel.leaves:
-            return parcel
-        steps, leaves = steps_in(parcel.leaves[STEPS]), {}
-        for name, leaf in parcel.leaves.items():
-            if name.startswith(JOIN) and name != STEPS:
-                names = name.split(JOIN)[1:]
-                step, steps = steps[:, 1:2], steps[:, 2:]
-                values = (leaf.value * step).split([math.prod(shapes[name]) for name in names], 1)
-                for name, x in zip(names, values, strict=True):
-                    leaves[name] = Leaf(x.reshape(len(x), *shapes[name]).to(layout.dtypes[name]))
-            elif name in shapes:
-                value = leaf.value * column(steps[:, 1], leaf.value)
-                if f"{name}/p" in parcel.leaves:
-                    p, q = (parcel.leaves[f"{name}/{side}"].value for side in "pq")
-                    value += weight(product(p, q, steps[:, 0]), matrices[name], shapes[name])
-                steps = steps[:, 2:]
-                leaves[name] = Leaf(value.to(layout.dtypes[name]), leaf.scope, told=leaf.told)
-            elif name not in factors and name != STEPS:
-                leaves[name] = leaf
-        return Parcel(leaves, parcel.notes)
-
-    def schema(expected: Schema, ctx: Ctx) -> Schema:
-        alone, joined = parted(expected.leaves)
-        leaves = {name: spec for name, spec in expected.leaves.items() if name not in shapes}
-        if alone or joined:
-            leaves[STEPS] = Spec((2 * (len(alone) + bool(joined)),), torch.int8, scales=1, tight=True)
-        for name, how in alone.items():
-            if how is not None:
-                for side, n in (("p", how.rows), ("q", how.columns)):
-                    leaves[f"{name}/{side}"] = Spec((how.rank, n), torch.int8, grains=((how.rank, 1),), tight=True)
-            leaves[name] = expected.leaves[name]._replace(dtype=torch.int8, tight=True)
-        if joined:
-            size = sum(math.prod(shapes[name]) for name in joined)
-            leaves[joint(joined)] = Spec((size,), torch.int8, tight=True)
-        return expected._replace(leaves=leaves)
-
+    plan = BudgetPlan(layout, shapes, matrices, by)
     zeros = {
         name: Leaf(torch.zeros(1, dtype=layout.dtypes[name]).expand(1, *shape))
         for name, shape in layout.shapes.items()
         if name not in skip
     }
-    least = int(nbytes(one(Parcel(zeros, NOTES), 0, context(0, 0, 0, [0], [0], 1, 1)))[0])
-    if most <= least:
-        raise ConfigError(
-            f"budget.bytes is {most:g}, but {least} bytes say nothing yet: header, notes and buffers; give more"
-        )
-    traits = Trait.COUNTS | Trait.DEADLINE if most == math.inf else Trait.COUNTS
-    return Codec(encode, decode, schema, name="budget", effect=TURNS._replace(traits=traits))
+    nothing = send_within(plan, Parcel(zeros, NOTES), 0, context(0, 0, 0, [0], [0], 1, 1))
+    return plan._replace(least=int(nbytes(nothing)[0]))
+
+
+def split_leaves(plan: BudgetPlan, leaves: Mapping[str, Leaf | Spec]) -> tuple[dict[str, Matrix | None], list[str]]:
+    """Tensors with leaves of their own, and as which matrix; and those that share one leaf."""
+    alone, joined = {}, []
+    for name in (name for name in leaves if name in plan.shapes):
+        part = leaves[name].scope is not None or leaves[name].told
+        if part or name in plan.matrices:
+            alone[name] = None if part or plan.by == "values" else plan.matrices[name]
+        else:
+            joined.append(name)
+    return alone, joined
+
+
+def send_within(plan: BudgetPlan, parcel: Parcel, room: float, ctx: Ctx) -> Parcel:
+    """What a client sends (K = 1)."""
+    items = items_of(plan, parcel)
+    fixed = Parcel({name: leaf for name, leaf in parcel.leaves.items() if name not in plan.shapes}, parcel.notes)
+    largest = peak(*(item.x for item in items.values()))
+    if not 0 < largest < math.inf or room <= 0:
+        return written(fixed, items, {}, 0 * largest, {})[0]  # not a number if one of them is not
+    parts = {n: decomposed(n, item.x, item.how.rank, ctx) for n, item in items.items() if item.how}
+    pieces = {name: piece(as_matrix(item), parts.get(name)) for name, item in items.items()}
+
+    def choose(step: float, held: dict[str, Choice] | None) -> tuple[dict[str, Choice], float]:
+        rest, fixed = plan.by != "components", held or {}
+        with intra_op(1):  # many short operations
+            chosen = {name: judged(some, step, rest, fixed.get(name)) for name, some in pieces.items()}
+        return chosen, plan.least + sum(choice.bits for choice in chosen.values()) / 8
+
+    longest = max(largest, peak(*(found.s for found in parts.values())))
+    fit = fitted(longest, room, choose, lambda step, chosen: written(fixed, items, parts, step, chosen))
+    return fit or written(fixed, items, {}, 0.0, {})[0]
+
+
+def items_of(plan: BudgetPlan, parcel: Parcel) -> dict[str, Item]:
+    alone, joined = split_leaves(plan, parcel.leaves)
+    items = {}
+    for name, how in alone.items():
+        x = parcel.leaves[name].value.double()
+        items[name] = Item(parcel.leaves[name], seen(x, how) if how else x, how)
+    if joined:
+        x = torch.cat([flat(parcel.leaves[name].value).double() for name in joined], 1)
+        items[joint(joined)] = Item(Leaf(x), x, None)
+    return items
+
+
+def decode_chosen(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> Parcel:
+    if STEPS not in parcel.leaves:
+        return parcel
+    steps, leaves = steps_in(parcel.leaves[STEPS]), {}
+    for name, leaf in parcel.leaves.items():
+        if name.startswith(JOIN) and name != STEPS:
+            names = name.split(JOIN)[1:]
+            step, steps = steps[:, 1:2], steps[:, 2:]
+            values = (leaf.value * step).split([math.prod(plan.shapes[name]) for name in names], 1)
+            for name, x in zip(names, values, strict=True):
+                leaves[name] = Leaf(x.reshape(len(x), *plan.shapes[name]).to(plan.layout.dtypes[name]))
+        elif name in plan.shapes:
+            value = leaf.value * column(steps[:, 1], leaf.value)
+            if f"{name}/p" in parcel.leaves:
+                p, q = (parcel.leaves[f"{name}/{side}"].value for side in "pq")
+                value += weight(product(p, q, steps[:, 0]), plan.matrices[name], plan.shapes[name])
+            steps = steps[:, 2:]
+            leaves[name] = Leaf(value.to(plan.layout.dtypes[name]), leaf.scope, told=leaf.told)
+        elif name not in plan.factors and name != STEPS:
+            leaves[name] = leaf
+    return Parcel(leaves, parcel.notes)
+
+
+def expect_chosen(plan: BudgetPlan, expected: Schema, ctx: Ctx) -> Schema:
+    alone, joined = split_leaves(plan, expected.leaves)
+    leaves = {name: spec for name, spec in expected.leaves.items() if name not in plan.shapes}
+    if alone or joined:
+        leaves[STEPS] = Spec((2 * (len(alone) + bool(joined)),), torch.int8, scales=1, tight=True)
+    for name, how in alone.items():
+        if how is not None:
+            for side, n in (("p", how.rows), ("q", how.columns)):
+                leaves[f"{name}/{side}"] = Spec((how.rank, n), torch.int8, grains=((how.rank, 1),), tight=True)
+        leaves[name] = expected.leaves[name]._replace(dtype=torch.int8, tight=True)
+    if joined:
+        size = sum(math.prod(plan.shapes[name]) for name in joined)
+        leaves[joint(joined)] = Spec((size,), torch.int8, tight=True)
+    return expected._replace(leaves=leaves)
 
 
 def written(

@@ -5,6 +5,8 @@ was asked for. Vectors are rounded to the same step. A tensor whose codes would 
 """
 
 import math
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from sparing.core.codec import refuse_part
 from sparing.core.components import (
     JOIN,
     SLOPE,
+    Matrix,
     decomposed,
     factored,
     joint,
@@ -38,6 +41,14 @@ FINEST = 0.5
 """In root mean squares of the update."""
 
 
+class ComponentPlan(NamedTuple):
+    """Which tensors travel by their components, and as which matrices."""
+
+    layout: Layout
+    floats: list[str]
+    matrices: dict[str, Matrix]
+
+
 def components(layout: Layout, energy: float = 0.9, rank: int = 32, skip: frozenset[str] = frozenset()) -> Codec:
     """The strongest components, at most `rank` of a matrix; tensors in `skip` never travel."""
     check_range("lowrank.energy", energy, 0, 1, open_low=True)
@@ -50,7 +61,11 @@ def components(layout: Layout, energy: float = 0.9, rank: int = 32, skip: frozen
     floats = [name for name in layout.floats if name not in skip]
     matrices = {name: how for name in floats if (how := matrix(layout.shapes[name], rank)) is not None}
     if not matrices:
-        raise MethodError("lowrank would factor nothing: no matrix of the model is larger than two of its components")
+        raise MethodError(
+            "lowrank would factor nothing: no matrix that is shared is larger than two of its components; drop it"
+        )
+
+    plan = ComponentPlan(layout, floats, matrices)
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         leaves = {name: leaf for name, leaf in parcel.leaves.items() if name not in floats}
@@ -72,39 +87,42 @@ def components(layout: Layout, energy: float = 0.9, rank: int = 32, skip: frozen
             leaves[joint(rest)] = Leaf(codes_of(joined, own), scale=own[:, None], bits=8, tight=True)
         return Parcel(leaves, parcel.notes), state
 
-    def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
-        leaves = {}
-        for key, leaf in parcel.leaves.items():
-            name, factor = key[:-2], key[-2:]
-            if key.startswith(JOIN):
-                assert leaf.scale is not None
-                names = key.split(JOIN)[1:]
-                parts = (leaf.value * leaf.scale).split([math.prod(layout.shapes[name]) for name in names], 1)
-                for name, x in zip(names, parts, strict=True):
-                    leaves[name] = Leaf(x.reshape(len(x), *layout.shapes[name]).to(layout.dtypes[name]))
-            elif name not in matrices or factor not in ("/p", "/q"):
-                leaves[key] = leaf
-            elif factor == "/p":
-                assert leaf.scale is not None
-                value = product(leaf.value, parcel.leaves[f"{name}/q"].value, leaf.scale[:, 0])
-                value = weight(value, matrices[name], layout.shapes[name])
-                leaves[name] = Leaf(value.to(layout.dtypes[name]))
-        return Parcel(leaves, parcel.notes)
-
-    def schema(expected: Schema, ctx: Ctx) -> Schema:
-        leaves = {name: spec for name, spec in expected.leaves.items() if name not in floats}
-        here = [name for name in expected.leaves if name in floats]
-        for name, how in matrices.items():
-            if name in here:
-                mask = ((how.rank, 1),)
-                leaves[f"{name}/p"] = Spec((how.rank, how.rows), torch.int8, grains=mask, scales=1, tight=True)
-                leaves[f"{name}/q"] = Spec((how.rank, how.columns), torch.int8, grains=mask, tight=True)
-        rest = {name: math.prod(layout.shapes[name]) for name in here if name not in matrices}
-        if rest:
-            leaves[joint(rest)] = Spec((sum(rest.values()),), torch.int8, scales=1, tight=True)
-        return expected._replace(leaves=leaves)
-
+    decode, schema = partial(decode_components, plan), partial(expect_components, plan)
     return Codec(encode, decode, schema, name="lowrank", effect=TURNS._replace(traits=Trait.WHOLE))
+
+
+def decode_components(plan: ComponentPlan, parcel: Parcel, ctx: Ctx) -> Parcel:
+    leaves = {}
+    for key, leaf in parcel.leaves.items():
+        name, factor = key[:-2], key[-2:]
+        if key.startswith(JOIN):
+            assert leaf.scale is not None
+            names = key.split(JOIN)[1:]
+            parts = (leaf.value * leaf.scale).split([math.prod(plan.layout.shapes[name]) for name in names], 1)
+            for name, x in zip(names, parts, strict=True):
+                leaves[name] = Leaf(x.reshape(len(x), *plan.layout.shapes[name]).to(plan.layout.dtypes[name]))
+        elif name not in plan.matrices or factor not in ("/p", "/q"):
+            leaves[key] = leaf
+        elif factor == "/p":
+            assert leaf.scale is not None
+            value = product(leaf.value, parcel.leaves[f"{name}/q"].value, leaf.scale[:, 0])
+            value = weight(value, plan.matrices[name], plan.layout.shapes[name])
+            leaves[name] = Leaf(value.to(plan.layout.dtypes[name]))
+    return Parcel(leaves, parcel.notes)
+
+
+def expect_components(plan: ComponentPlan, expected: Schema, ctx: Ctx) -> Schema:
+    leaves = {name: spec for name, spec in expected.leaves.items() if name not in plan.floats}
+    here = [name for name in expected.leaves if name in plan.floats]
+    for name, how in plan.matrices.items():
+        if name in here:
+            mask = ((how.rank, 1),)
+            leaves[f"{name}/p"] = Spec((how.rank, how.rows), torch.int8, grains=mask, scales=1, tight=True)
+            leaves[f"{name}/q"] = Spec((how.rank, how.columns), torch.int8, grains=mask, tight=True)
+    rest = {name: math.prod(plan.layout.shapes[name]) for name in here if name not in plan.matrices}
+    if rest:
+        leaves[joint(rest)] = Spec((sum(rest.values()),), torch.int8, scales=1, tight=True)
+    return expected._replace(leaves=leaves)
 
 
 def written(name: str, parts: Components, cut: Tensor, step: Tensor) -> dict[str, Leaf]:

@@ -46,7 +46,7 @@ def ef21(layout: Layout, names: list[str], codec: Codec) -> Codec:
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         estimate, leaves = under("estimate", state), dict(parcel.leaves)
         here = estimate.keys() & leaves.keys()
-        for name in here:
+        for name in sorted(here):
             if leaves[name].scope is not None or leaves[name].told:
                 raise MethodError(
                     f"ef21 keeps sums over all clients, but only a part of {name!r} is shared; drop what shares a "

@@ -102,28 +102,31 @@ def neighbours(layout: Layout, home: frozenset[str], warmup: float, apart: froze
         return under("model", blended.seen)
 
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
-        if rows is None or warm(ctx, warmup):
-            return model, {}
-        ids = ctx.placed(ctx.ids)
-        known_K = state["stored"][ids]
-        known = known_K.tolist()
-        if not any(known):
-            return model, {}
-        found = weights_of(state, ids, ctx.clients)
-        who = sorted({j for row, is_known in zip(found, known, strict=True) if is_known for j in row})
-        place = {j: m for m, j in enumerate(who)}
-        weight = np.zeros((len(found), len(who)))
-        for k in (k for k, is_known in enumerate(known) if is_known):
-            weight[k, [place[j] for j in found[k]]] = list(found[k].values())
-        mixed = rows.mix(torch.tensor(who), torch.from_numpy(weight))
-        if not all(known):
-            mixed = {name: torch.where(column(known_K, x), x, model[name]) for name, x in mixed.items()}
-        return model | mixed, {}
+        return (model if rows is None or warm(ctx, warmup) else model | mixed(state, model, ctx, rows)), {}
 
     def row(model: Tree) -> Tree:
         return {name: model[name] for name in kept}
 
     return Step(apply, init, watch, "pfedsim", serving=Serving(serve, row=row, keep=keep))
+
+
+def mixed(state: Tree, model: Tree, ctx: Ctx, rows: Rows) -> Tree:
+    """Each of these clients' blend of those like it; the server's extractor for those of whom none is there yet."""
+    ids = ctx.placed(ctx.ids)
+    known_K = state["stored"][ids]
+    known = known_K.tolist()
+    if not any(known):
+        return {}
+    found = weights_of(state, ids, ctx.clients)
+    who = sorted({j for row, is_known in zip(found, known, strict=True) if is_known for j in row})
+    place = {j: m for m, j in enumerate(who)}
+    weight = np.zeros((len(found), len(who)))
+    for k in (k for k, is_known in enumerate(known) if is_known):
+        weight[k, [place[j] for j in found[k]]] = list(found[k].values())
+    blends = rows.mix(torch.tensor(who), torch.from_numpy(weight))
+    if all(known):
+        return blends
+    return {name: torch.where(column(known_K, x), x, model[name]) for name, x in blends.items()}
 
 
 def refuse_unlike(head: str, home: frozenset[str]) -> Rule:

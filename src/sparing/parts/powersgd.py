@@ -38,7 +38,9 @@ def powersgd(layout: Layout, rank: int = 2, skip: frozenset[str] = frozenset()) 
     }
     sides = {name: (m, n) for name, (m, n) in sides.items() if rank * (m + n) < m * n}
     if not sides:
-        raise MethodError(f"powersgd would factor nothing: no matrix of the model is larger than two of rank {rank}")
+        raise MethodError(
+            f"powersgd would factor nothing: no matrix that is shared is larger than two of rank {rank}; drop it"
+        )
 
     def init(_: Layout) -> Tree:
         return prefixed(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.method import Arrival, Blended, Codec, Report, Step, View, Weigh
+from sparing.core.method import Arrival, Blended, Codec, Report, Step, Summary, View, Weigh
 from sparing.core.parcel import Parcel, Schema
 from sparing.core.reduce import Term, dots, total
 from sparing.core.tree import Layout, Masks, Tree, cleared, prefixed, under
@@ -65,11 +65,14 @@ def alike(layout: Layout, home: frozenset[str], how: Similarity) -> Weigh:
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         warn_of_nothing(blended, ctx, how)
-        report = {**counts, **of_cosines(blended.seen["cos"]), **of_shares(blended.weight)}
-        if not state:
-            return {}, report
-        state, forgets = learned(state, blended, ctx, how.q)
-        return state, report | {"reference_forgotten": forgets[0].double()}
+        state, forgets = learned(state, blended, ctx, how.q) if state else ({}, None)
+
+        def numbers(cos: Tensor, weight: Tensor, *forgotten: Tensor) -> dict[str, float]:
+            found = {**counts, **of_cosines(cos.tolist()), **of_shares(weight.tolist())}
+            return found | ({"reference_forgotten": float(forgotten[0])} if forgotten else {})
+
+        said = [blended.seen["cos"], blended.weight, *([] if forgets is None else [forgets])]
+        return state, Summary(said, numbers)
 
     return Weigh(of, lambda ctx: math.fsum(n**how.q for n in ctx.n.tolist()), init, learn, name="fedsim")
 
@@ -180,33 +183,33 @@ def cosine(rows: Tree, start: Tree, reference: Tree, scope: Masks, ctx: Ctx) -> 
     """cos(start + rows, reference) in scope, `[K]` float64: 1 if the reference is zero, else NaN for rows that are."""
     if not rows:
         return torch.ones(len(ctx.ids), dtype=torch.float64, device=ctx.device)
-    terms = [Term(x, start.get(name), reference[name], scope.get(name)) for name, x in rows.items()]
+    terms = [Term(x, start.get(name), None, reference[name], scope.get(name)) for name, x in rows.items()]
     aa, ab, bb = total(dots(terms, len(ctx.ids)).flatten(0, 1)).view(3, -1)
     cos_K = (ab / (aa * bb).sqrt()).clamp(-1, 1)
     return cos_K.masked_fill(bb == 0, 1.0)
 
 
-def sizes(layout: Layout, home: frozenset[str]) -> Report:
+def sizes(layout: Layout, home: frozenset[str]) -> dict[str, float]:
     personal = sum(math.prod(layout.shapes[name]) for name in layout.params if name in home)
     return {"shared_param_count": float(layout.size - personal), "personal_param_count": float(personal)}
 
 
-def of_cosines(cos: Tensor) -> Report:
+def of_cosines(cos: list[float]) -> dict[str, float]:
     """Mean and variance of those that are defined."""
-    some = ~cos.isnan()
-    count, cos = some.sum(), cleared(cos, some)
-    mean = total(cos[None])[0] / count
-    return {"avg_similarity": mean, "similarity_variance": total(cleared(cos - mean, some).square()[None])[0] / count}
+    cos = [x for x in cos if x == x]
+    if not cos:
+        return {}
+    mean = math.fsum(cos) / len(cos)
+    return {"avg_similarity": mean, "similarity_variance": math.fsum((x - mean) ** 2 for x in cos) / len(cos)}
 
 
-def of_shares(weight: Tensor) -> Report:
+def of_shares(weight: list[float]) -> dict[str, float]:
     """Of the normalised weights; all zero where nobody counted."""
-    whole = weight.sum()
-    share = weight / whole.masked_fill(whole == 0, 1.0)
-    entropy = -torch.xlogy(share, share).sum()
+    whole = math.fsum(weight)
+    share = [w / whole if whole else 0.0 for w in weight]
     return {
-        "max_weight": share.max(),
-        "min_weight": share.min(),
-        "weight_entropy": entropy,
-        "similar_clients": (share > 0).sum().double(),
+        "max_weight": max(share),
+        "min_weight": min(share),
+        "weight_entropy": math.fsum(-w * math.log(w) for w in share if w > 0),
+        "similar_clients": float(sum(w > 0 for w in share)),
     }

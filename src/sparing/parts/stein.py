@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.method import Arrival, Blended, Method, Report, Step
+from sparing.core.method import Arrival, Blended, Method, Report, Step, Summary
 from sparing.core.operation import operation
 from sparing.core.ops import constants
 from sparing.core.parcel import both
@@ -132,6 +132,7 @@ def best_betas(state: Tree, names: list[str], s: Settings) -> dict[str, int]:
     return {n: start if x[start] <= min(x) else x.index(min(x)) for n, x in zip(names, misses, strict=True)}
 
 
+@operation
 def targets(state: Tree, which: dict[str, int], s: Settings) -> dict[str, Aim]:
     """What earlier rounds lead one to expect, by these betas."""
     aims = {}
@@ -154,7 +155,7 @@ def this_rounds_targets(state: Tree, which: dict[str, int], blended: Blended, s:
 
 def differences(x: Tree, aims: dict[str, Aim], inside: dict[str, Tensor | None]) -> list[Term]:
     """x - m of every layer."""
-    return [Term(x[name], None if aim.m is None else -aim.m, None, inside[name]) for name, aim in aims.items()]
+    return [Term(x[name], minus=aim.m, mask=inside[name]) for name, aim in aims.items()]
 
 
 def by_entry(there: Tensor | None) -> Tensor | None:
@@ -168,8 +169,8 @@ def coefficients(blended: Blended, aims: dict[str, Aim], state: Tree, ctx: Ctx, 
     inside = {name: by_entry(aim.there) for name, aim in aims.items()}
     terms = [term._replace(other=term.x) for term in differences(blended.update, aims, inside)]
     d, _, size = dots(terms, 1)[:, 0]
-    away = blended.seen.get("away", blended.weight.new_empty(len(blended.weight), 0))
-    weight, p = blended.weight / blended.weight.sum(), entries_compared(blended.update, aims, d)
+    away = blended.seen.get("away", d.new_empty(len(blended.weight), 0))
+    weight, p = ctx.placed(blended.weight / blended.weight.sum()), entries_compared(blended.update, aims, d)
     w2, q = total(torch.cat([weight.square()[None], (weight[:, None] * away).T])).split((1, away.shape[1]))
     known = (p > 2) & ~(d <= NOTHING * size) & (w2 < 1)
     if s.target == "ema":
@@ -253,14 +254,14 @@ def follow(state: Tree, names: list[str], blended: Blended, s: Settings) -> Tree
 
 
 def reported(c: Tensor | None, names: list[str], which: dict[str, int], ctx: Ctx, s: Settings) -> Report:
-    c = torch.ones(len(names), dtype=torch.float64) if c is None else c
-    report: dict[str, float | Tensor] = dict(zip((f"c/{name}" for name in names), c.unbind(), strict=True))
-    if s.learn_beta:
-        report |= {f"beta/{name}": s.betas[i] for name, i in which.items()}
-    report |= {"c_min": c.min(), "c_max": c.max()} if names else {"c_min": 1.0, "c_max": 1.0}
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("Round %d: c_min=%.4f, c_max=%.4f", ctx.round, float(report["c_min"]), float(report["c_max"]))
-    return report
+    def numbers(c: Tensor) -> dict[str, float]:
+        found = dict(zip((f"c/{name}" for name in names), c.tolist(), strict=True))
+        least, most = min(c.tolist(), default=1.0), max(c.tolist(), default=1.0)
+        log.debug("Round %d: c_min=%.4f, c_max=%.4f", ctx.round, least, most)
+        betas = {f"beta/{name}": s.betas[i] for name, i in which.items()} if s.learn_beta else {}
+        return found | betas | {"c_min": least, "c_max": most}
+
+    return Summary([torch.ones(len(names), dtype=torch.float64) if c is None else c], numbers)
 
 
 def strongest(noise: Tensor, names: list[str], share: float) -> Tensor:

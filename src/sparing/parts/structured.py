@@ -17,7 +17,7 @@ from torch import Tensor
 from sparing.core.codec import only
 from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Meter, Report, View
+from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Meter, Report, Summary, View
 from sparing.core.ops import constants
 from sparing.core.parcel import Leaf, Parcel, Schema, clients, sent
 from sparing.core.reduce import total
@@ -207,6 +207,6 @@ def pruned_share(layout: Layout, dense: bool) -> Meter:
 
     def report(seen: dict[str, Tensor]) -> Report:
         labels = [*(f"pruned_share/{name}" for name in names), "pruned_share"]
-        return dict(zip(labels, seen["pruned"].nanmean(dim=0).unbind(), strict=True))
+        return Summary([seen["pruned"]], lambda x: dict(zip(labels, x.nanmean(dim=0).tolist(), strict=True)))
 
     return Meter(watch, report)

@@ -5,12 +5,14 @@
 so between a half of it and all of it. It goes down as a note and is in effect from the client's next round.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import WireError
-from sparing.core.method import Arrival, Blended, Report, Rows, Serving, Step
+from sparing.core.method import Arrival, Blended, Report, Rows, Serving, Step, Summary
 from sparing.core.reduce import total
 from sparing.core.tree import Tree
 
@@ -40,11 +42,14 @@ def adaptive(threshold: float) -> Step:
         told = threshold * torch.sigmoid(blended.seen["divergence"] + blended.seen["significance"] + mean)
         after = state["threshold"].clone()
         after[who] = told.float()
-        used = used.double()
-        report = {"threshold_mean": total(used[None])[0] / len(used)}
-        report |= {"threshold_min": used.min(), "threshold_max": used.max()}
-        report |= {f"threshold/{i}": x for i, x in zip(blended.ids.tolist(), used.unbind(), strict=True)}
-        return blended.update, {"threshold": after, "spread": spread, "rounds": rounds}, report
+        ids = blended.ids.tolist()
+
+        def numbers(used: Tensor) -> dict[str, float]:
+            mean = float(total(used.double()[None])) / len(used)
+            found = {"threshold_mean": mean, "threshold_min": float(used.min()), "threshold_max": float(used.max())}
+            return found | {f"threshold/{i}": x for i, x in zip(ids, used.tolist(), strict=True)}
+
+        return blended.update, {"threshold": after, "spread": spread, "rounds": rounds}, Summary([used], numbers)
 
     return Step(apply, init, watch, name="fedscr adaptive", serving=Serving(serve, notes={"threshold": 1}))
 
@@ -53,7 +58,7 @@ def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
     """What clients report of themselves; numbers from which no threshold follows are refused."""
     seen, ctx = {name: arrival.notes[name].double() for name in ("divergence", "significance", "loss")}, arrival.ctx
     values = torch.stack(list(seen.values()))
-    fine = values.isfinite() & ((values >= 0) | (ctx.placed(torch.tensor([[False], [False], [True]]))))
+    fine = torch.cat([(values[:2] >= 0) & (values[:2] < math.inf), values[2:].isfinite()])
 
     def no_threshold() -> WireError:
         i, k = (~fine).nonzero()[0].tolist()

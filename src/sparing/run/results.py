@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparing.engines.engine import Evaluation, Outcome
-from sparing.train.metrics import jain, mean, worst_decile
+from sparing.train.metrics import jain, weighted_mean, worst_decile
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Record:
         return cls(
             round=t,
             **(measured(evaluation) if evaluation else dict.fromkeys(MEASURED, math.nan)),
-            train_loss=mean(outcome.loss, outcome.n),
+            train_loss=weighted_mean(outcome.loss, outcome.n),
             clients=int(outcome.arrived.sum()),
             up_bytes=sum(int(x.sum()) for x in outcome.up.values()),
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
@@ -64,16 +64,16 @@ def measured(evaluation: Evaluation) -> dict[str, float]:
         "accuracy": evaluation.accuracy,
         "loss": evaluation.loss,
         "auc": evaluation.auc,
-        "personal_accuracy": mean(a),
-        "personal_weighted": mean(a, own.samples) if own else math.nan,
+        "personal_accuracy": weighted_mean(a),
+        "personal_weighted": weighted_mean(a, own.samples) if own else math.nan,
         "worst_decile": worst_decile(a),
         "variance": float(a.var(correction=0)) if len(a) else math.nan,
         "jain": jain(a),
-        "benefit": mean(a - plain.accuracy) if own and plain else math.nan,
-        "after_accuracy": mean(after.accuracy) if after else math.nan,
-        "met_accuracy": mean(a[met]),
-        "unmet_accuracy": mean(a[~met]),
-        "new_accuracy": mean(new.accuracy) if new else math.nan,
+        "benefit": weighted_mean(a - plain.accuracy) if own and plain else math.nan,
+        "after_accuracy": weighted_mean(after.accuracy) if after else math.nan,
+        "met_accuracy": weighted_mean(a[met]),
+        "unmet_accuracy": weighted_mean(a[~met]),
+        "new_accuracy": weighted_mean(new.accuracy) if new else math.nan,
     }
 
 

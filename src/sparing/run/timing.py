@@ -20,7 +20,7 @@ from sparing.engines.engine import Job
 from sparing.engines.vector import Back, Sent, Vector
 from sparing.run.bank import MemoryBank
 from sparing.task.clock import visits
-from sparing.train.batches import steps_of
+from sparing.train.batches import phase_steps
 from sparing.train.evaluate import evaluate_all
 from sparing.train.paths import path_called
 
@@ -51,7 +51,7 @@ def guess(job: Job, cohort: int) -> float:
     """Seconds of training in the whole run, from its steps and multiplications alone: nothing is timed."""
     kind = next(iter(job.initial.values())).device.type
     local, n = job.method.local, max(1, round(float(job.task.train.count.double().mean())))
-    steps = sum(steps_of(phase, [n])[0] for phase in local.phases + local.wrapped_phases)
+    steps = sum(phase_steps(phase, [n])[0] for phase in local.phases + local.wrapped_phases)
     work = 3 * multiplications(job) * int(visits(local, torch.tensor([n])))  # forward, and twice that backward
     step, pace = PACE[kind]
     return job.rounds * cohort * (step * steps + work / pace)
@@ -141,7 +141,7 @@ def shortened(job: Job, steps: int | None, n_K: Tensor) -> Job:
     local = job.method.local
 
     def short(phase: Phase) -> Phase:
-        long = steps is not None and max(steps_of(phase, n_K.tolist())) > steps
+        long = steps is not None and max(phase_steps(phase, n_K.tolist())) > steps
         return phase._replace(steps=steps) if long else phase
 
     return job._replace(method=job.method._replace(local=local.each_phase(short)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from sparing.core.keys import few_hashes, hashes
 from sparing.task.dataset import prepared
 from sparing.train.augment import augmented
-from sparing.train.batches import batches, shuffle_keys
+from sparing.train.batches import batch_table, shuffle_keys
 from sparing.train.keyed_layers import dropout_keys
 from sparing.train.lesson import Lesson
 from sparing.train.torch_rng import seed_torch
@@ -29,7 +29,7 @@ class ClientKeys(NamedTuple):
 
 def client_keys(lesson: Lesson) -> ClientKeys:
     ctx, phases = lesson.ctx, lesson.local.phases
-    counts = lesson.data.count[ctx.ids.cpu()].tolist()
+    counts = lesson.data.count[ctx.ids].tolist()
     return ClientKeys(
         [shuffle_keys(ctx, i, phase, counts) for i, phase in enumerate(phases)],
         [dropout_keys(ctx, i) for i in range(len(phases))],
@@ -47,7 +47,7 @@ def client_batches(
     """
     x, y = lesson.data.client(int(lesson.ctx.ids[k]))
     device, chosen = lesson.device, lesson.data.augment
-    table = batches(keys.shuffles[number][:, k], lesson.local.phases[number], len(y))
+    table = batch_table(keys.shuffles[number][:, k], lesson.local.phases[number], len(y))
     sizes = (table >= 0).sum(1).tolist()
     drops = few_hashes(keys.dropouts[number][k : k + 1].cpu().numpy().view(np.uint64), len(table))[0].view(np.int64)
     views = hashes(keys.views[number][k : k + 1].to(device), len(table)) if chosen else None

@@ -62,7 +62,7 @@ def _lent(model: nn.Module, device: torch.device, static: bool) -> Iterator[Work
 PLAIN_RUNNER = Runner(frozen_copy, _lent)
 
 
-def evaluate(
+def evaluate_rows(
     model: nn.Module,
     loss: Loss,
     models: Tree,
@@ -82,7 +82,7 @@ def evaluate(
 
     >>> data = Clients.of([([[1.0, 0.0]], [0]), ([[0.0, 1.0], [3.0, 0.0]], [1, 1])])
     >>> model, loss = nn.Linear(2, 2, bias=False), nn.CrossEntropyLoss(reduction="none")
-    >>> evaluate(model, loss, {"weight": torch.eye(2)[None]}, data, torch.arange(2))["accuracy"]
+    >>> evaluate_rows(model, loss, {"weight": torch.eye(2)[None]}, data, torch.arange(2))["accuracy"]
     tensor([1.0000, 0.5000], dtype=torch.float64)
     """
     check_names(model, models)

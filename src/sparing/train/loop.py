@@ -18,7 +18,14 @@ from sparing.train.client_batches import ClientKeys, client_batches, client_keys
 from sparing.train.gradient import gradients
 from sparing.train.lesson import Lesson, check_finite, diverged
 from sparing.train.losses import sample_losses
-from sparing.train.optim import factor_pairs, fresh, keep, kept, rows_of, update
+from sparing.train.optim import (
+    beside_rows,
+    factor_pairs,
+    fresh_memory,
+    recalled_memory,
+    remember_velocities,
+    update_params,
+)
 from sparing.train.precision import multiplying_on
 from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import WorkingCopy, load_row, save_row, trained_names, trained_params, working_copy
@@ -71,14 +78,14 @@ def _train_phase(
     names = trained_names(work, phase)
     params, pairs = trained_params(work, names), factor_pairs(names)
     values = [p.detach() for p in params]
-    beside = rows_of(lesson.aside, phase, names, slice(k, k + 1), alone=True)
-    memory = kept(fresh(phase, values), names, remembered, slice(None))
+    beside = beside_rows(lesson.aside, phase, names, slice(k, k + 1), alone=True)
+    memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
     reported = ReportedLoss(lesson, k, number)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
         loss = sample_losses(lesson.loss, work.module(x), y).mean()
         reported.add(t, loss, len(y))
-        update(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
-    keep(memory, names, remembered, slice(None))
+        update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
+    remember_velocities(memory, names, remembered, slice(None))
     return reported.mean
 
 

@@ -66,7 +66,7 @@ def jain(accuracy: Tensor) -> float:
     return float(a.sum()) ** 2 / squares if squares else math.nan
 
 
-def mean(x: Tensor, weight: Tensor | None = None) -> float:
+def weighted_mean(x: Tensor, weight: Tensor | None = None) -> float:
     """Per client, or weighted by samples; NaN over nobody."""
     if not len(x):
         return math.nan

@@ -24,7 +24,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 OPTIMISERS = ("sgd", "adam")
 
 
-def is_plain(phase: Phase) -> bool:
+def is_plain_sgd(phase: Phase) -> bool:
     """Whether a step is W -= lr * gradient and nothing else."""
     more = phase.momentum, phase.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
     return phase.optimiser == "sgd" and phase.clip is None and not any(more)
@@ -45,7 +45,7 @@ class Beside(NamedTuple):
     holds: list[int]  # places of tensors in which zeros stay zero
 
 
-def rows_of(aside: Aside, phase: Phase, names: list[str], rows: Tensor | slice, alone: bool = False) -> Beside:
+def beside_rows(aside: Aside, phase: Phase, names: list[str], rows: Tensor | slice, alone: bool = False) -> Beside:
     """These clients' rows; `alone`: of one client, without the client axis."""
 
     def chosen(x: Tensor) -> Tensor:
@@ -59,11 +59,11 @@ def rows_of(aside: Aside, phase: Phase, names: list[str], rows: Tensor | slice, 
     return Beside(anchors, pulls, [i for i, name in enumerate(names) if name in phase.holds])
 
 
-def first_of(beside: Beside, m: int) -> Beside:
+def first_beside_rows(beside: Beside, m: int) -> Beside:
     return Beside([x[:m] for x in beside.anchors], [x[:m] if x.ndim else x for x in beside.pulls], beside.holds)
 
 
-def fresh(phase: Phase, params: Sequence[Tensor]) -> Memory:
+def fresh_memory(phase: Phase, params: Sequence[Tensor]) -> Memory:
     """What the optimiser remembers, before its first step."""
     names = ("mean", "square") if phase.optimiser == "adam" else ("velocity",) if phase.momentum else ()
     return {name: [torch.zeros_like(p) for p in params] for name in names}
@@ -76,7 +76,7 @@ def velocities(layout: Layout) -> Tree:
     }
 
 
-def kept(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> Memory:
+def recalled_memory(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> Memory:
     """The optimiser's memory going on from what these clients remember of earlier rounds, `[K, ...]`."""
     for i, name in enumerate(names):
         if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
@@ -84,7 +84,7 @@ def kept(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slic
     return memory
 
 
-def keep(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> None:
+def remember_velocities(memory: Memory, names: list[str], remembered: Tree, rows: Tensor | slice) -> None:
     """Write it back for the next round."""
     for i, name in enumerate(names):
         if "velocity" in memory and (old := remembered.get(f"velocity/{name}")) is not None:
@@ -118,22 +118,22 @@ def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength:
             grads[i] = grads[i] + strength * of_a * decay
             grads[j] = grads[j] + strength * of_b * (outer @ rows).view(b.shape)
         else:
-            grads[i] = added(grads[i], a, squared(b) * of_a, strength)
-            grads[j] = added(grads[j], of_b * (a.mT @ a), b, strength)
+            grads[i] = add_product(grads[i], a, squared(b) * of_a, strength)
+            grads[j] = add_product(grads[j], of_b * (a.mT @ a), b, strength)
     return grads
 
 
 @operation
-def added(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
+def add_product(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
     """`grad + strength x y`."""
     return grad + strength * (x @ y)
 
 
-def first_rows(memory: Memory, m: int) -> Memory:
+def first_memory_rows(memory: Memory, m: int) -> Memory:
     return {name: [x[:m] for x in tensors] for name, tensors in memory.items()}
 
 
-def update(
+def update_params(
     phase: Phase,
     t: int,
     params: list[Tensor],
@@ -154,7 +154,7 @@ def update(
         for i in beside.holds:
             grads[i] = torch.where(params[i] == 0, 0.0, grads[i])
     if phase.clip is not None:
-        grads = clipped(grads, phase.clip, stacked)
+        grads = clipped_gradients(grads, phase.clip, stacked)
     factors = {i for pair in pairs for i in pair} if phase.frobenius else set()
     if phase.weight_decay:
         plain = [i for i in range(len(params)) if i not in factors]
@@ -189,10 +189,10 @@ def adam(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory
     torch._foreach_addcdiv_(params, mean, root, -phase.lr / (1 - BETA1 ** (t + 1)))
 
 
-def clipped(grads: list[Tensor], limit: float, stacked: bool) -> list[Tensor]:
+def clipped_gradients(grads: list[Tensor], limit: float, stacked: bool) -> list[Tensor]:
     """Gradients scaled down to a global norm of `limit`, per client where stacked, as clip_grad_norm_ does it.
 
-    >>> clipped([torch.tensor([3.0]), torch.tensor([4.0])], limit=1.0, stacked=False)
+    >>> clipped_gradients([torch.tensor([3.0]), torch.tensor([4.0])], limit=1.0, stacked=False)
     [tensor([0.6000]), tensor([0.8000])]
     """
     if not stacked:

@@ -56,7 +56,7 @@ class UnfoldedConv(nn.Conv2d):
             return super().forward(input)
         if self.factors is not None and has_few_places(input, self):
             return OuterConv.apply(input, self.weight, self.bias, self)
-        if not is_small(input, self):
+        if not has_few_unfolded(input, self):
             return super().forward(input)
         return torch._C._nn.thnn_conv2d(input, self.weight, self.kernel_size, self.bias, self.stride, self.padding)
 
@@ -90,7 +90,7 @@ def has_few_places(x: Tensor, layer: nn.Conv2d) -> bool:
     return 2 * len(x) * rows * columns <= layer.out_channels
 
 
-def is_small(x: Tensor, layer: nn.Conv2d) -> bool:
+def has_few_unfolded(x: Tensor, layer: nn.Conv2d) -> bool:
     """How images of one place are laid out cannot be told, so they are not."""
     (high, wide), (down, across) = layer.kernel_size, layer.stride
     return x.shape[2:].numel() > 1 and x.numel() * high * wide <= FEW_UNFOLDED * down * across

@@ -32,7 +32,7 @@ from sparing.train.augment import augmented
 from sparing.train.gradient import gradients
 from sparing.train.lesson import Lesson, check_finite
 from sparing.train.losses import sample_losses
-from sparing.train.optim import is_plain
+from sparing.train.optim import is_plain_sgd
 from sparing.train.precision import multiplying_on
 from sparing.train.working_copy import WorkingCopy, trained_names
 
@@ -50,7 +50,7 @@ def can_imply(model: nn.Module, local: Local) -> bool:
 
 
 def is_all_plain(local: Local) -> bool:
-    return all(is_plain(phase) for phase in every_phase(local))
+    return all(is_plain_sgd(phase) for phase in every_phase(local))
 
 
 def is_chain(model: nn.Module) -> bool:

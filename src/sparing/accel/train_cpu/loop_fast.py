@@ -22,7 +22,14 @@ from sparing.train.gradient import gradients
 from sparing.train.lesson import Lesson, check_finite
 from sparing.train.loop import ReportedLoss, rows_for
 from sparing.train.losses import in_float32, sample_losses
-from sparing.train.optim import factor_pairs, fresh, keep, kept, rows_of, update
+from sparing.train.optim import (
+    beside_rows,
+    factor_pairs,
+    fresh_memory,
+    recalled_memory,
+    remember_velocities,
+    update_params,
+)
 from sparing.train.precision import multiplying_on
 from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import trained_names, trained_params
@@ -65,8 +72,8 @@ def _train_phase_fast(
     names = trained_names(work, phase)
     params, pairs = trained_params(work, names), factor_pairs(names)
     values, layers = [p.detach() for p in params], moving_by_factors(fast.outer, phase)
-    beside = rows_of(lesson.aside, phase, names, slice(k, k + 1), alone=True)
-    memory = kept(fresh(phase, values), names, remembered, slice(None))
+    beside = beside_rows(lesson.aside, phase, names, slice(k, k + 1), alone=True)
+    memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
     reported = ReportedLoss(lesson, k, number)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
         with _halved(half):
@@ -76,8 +83,8 @@ def _train_phase_fast(
         if layers:
             descend(loss, params, layers, phase.lr)
         else:
-            update(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
-    keep(memory, names, remembered, slice(None))
+            update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
+    remember_velocities(memory, names, remembered, slice(None))
     return reported.mean
 
 

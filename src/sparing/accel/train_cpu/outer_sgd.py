@@ -17,7 +17,7 @@ from sparing.accel.train_cpu.chains import has_hooks
 from sparing.accel.train_cpu.held_steps import Held, HeldDense
 from sparing.core.method import Phase
 from sparing.core.tree import Tree
-from sparing.train.optim import is_plain
+from sparing.train.optim import is_plain_sgd
 
 KNOWN = "torch.nn.modules.", "sparing.accel."
 LARGE = 1 << 18
@@ -137,7 +137,7 @@ def is_large(weight: Tensor) -> bool:
 def held_layers(layers: list[OuterLayer], state: Tree, phases: Sequence[Phase]) -> dict[str, Held]:
     """Let the large dense layers that nobody else looks at hold their steps, where all are plain; by weights' names."""
     names, held = {id(x): name for name, x in state.items()}, {}
-    for layer in layers if all(map(is_plain, phases)) else ():
+    for layer in layers if all(map(is_plain_sgd, phases)) else ():
         if isinstance(layer, OuterLinear) and layer.alone:
             layer.held = held[names[id(layer.weight)]] = Held(layer.weight.data)
     return held
@@ -146,7 +146,7 @@ def held_layers(layers: list[OuterLayer], state: Tree, phases: Sequence[Phase]) 
 def moving_by_factors(layers: list[OuterLayer], phase: Phase) -> list[OuterLayer]:
     """Those of these layers whose weight moves by factors in this phase."""
     for layer in layers:
-        layer.factors, layer.lr = [] if is_plain(phase) and layer.weight.requires_grad else None, phase.lr
+        layer.factors, layer.lr = [] if is_plain_sgd(phase) and layer.weight.requires_grad else None, phase.lr
     return [layer for layer in layers if layer.factors is not None]
 
 

@@ -1,5 +1,6 @@
 """Local training of a chunk of clients on a GPU by a `Recording`: which one, and who may take part."""
 
+import math
 import threading
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -40,7 +41,7 @@ def train_recorded_or_stacked(lesson: Lesson) -> tuple[Models, Tensor]:
             out = _play_phases(lesson)
         if out is not None:
             played, losses = out
-            fine = played.peaks.isfinite()
+            fine = played.peaks < math.inf  # magnitudes, so neither infinite nor NaN
             lesson.ctx.require(fine, lambda: _not_finite(fine, played.names, lesson))
             return played.after, losses
     refuse_half_on_cuda(lesson)

@@ -24,7 +24,7 @@ from sparing.task.dataset import prepared
 from sparing.train.augment import augmented
 from sparing.train.lesson import Lesson
 from sparing.train.losses import cross_entropy, in_float32, sample_losses
-from sparing.train.optim import Beside, Memory, factor_pairs, fresh, is_plain, update
+from sparing.train.optim import Beside, Memory, factor_pairs, fresh_memory, is_plain_sgd, update_params
 from sparing.train.working_copy import trained_names
 
 VISITS = 256
@@ -69,7 +69,7 @@ class Recording:
         self.loss, self.data, self.phase, self.k, self.steps = lesson.loss, data, phase, k, steps
         self.half = torch.bfloat16 if precision == "bf16" else torch.float32
         self.width = table.places.shape[2]
-        self.plain = is_plain(phase._replace(frobenius=0.0))
+        self.plain = is_plain_sgd(phase._replace(frobenius=0.0))
         once = used_once(self.work.module, prepared(data.x[:2]).to(device)) if self.plain else set()
         self.past = quicken(self.work.module, precision)
         names, visits = trained_names(self.work, phase), steps * self.width
@@ -103,7 +103,7 @@ class Recording:
         self.near = self.flat if self.half == torch.float32 else torch.zeros_like(self.flat, dtype=self.half)
         self.base = {name: torch.zeros(_room_for(state[name], k), device=device) for name in names}
         rows = list(self.rows(self.flat).values())
-        self.memory: Memory = fresh(phase, rows)
+        self.memory: Memory = fresh_memory(phase, rows)
         self.pairs = factor_pairs(names) if phase.frobenius else []
         self.t = self.past.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.sheet = torch.zeros(steps, self.width + 3, k, dtype=torch.int64, device=device)
@@ -228,7 +228,7 @@ class Recording:
         torch.stack(peaks, out=self.peaks)
 
     def step(self) -> None:
-        from sparing.accel.train_cuda.kernels.dense import put
+        from sparing.accel.train_cuda.kernels.dense import put_rows
 
         sheet = self.sheet.index_select(0, self.t)[0]
         at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
@@ -239,8 +239,8 @@ class Recording:
         grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
         self.move(grads, real)
         for name, dense in self.dense.items():
-            put(moves[name], dense.moves, self.t, -self.phase.lr)
-            put(saw[name], dense.inputs, self.t, 1.0)
+            put_rows(moves[name], dense.moves, self.t, -self.phase.lr)
+            put_rows(saw[name], dense.inputs, self.t, 1.0)
         for name, x in changed.items():
             self.others[name].copy_(x)
         self.seen.index_copy_(0, self.t, values[None].float())
@@ -265,7 +265,7 @@ class Recording:
         rows = list(self.rows(self.flat).values())
         moves = [grads[name].float() for name in self.shapes]
         before = None if real is None else self.rows(self.flat.clone())
-        update(self.phase, 0, rows, moves, Beside([], [], []), self.memory, self.pairs, stacked=True)
+        update_params(self.phase, 0, rows, moves, Beside([], [], []), self.memory, self.pairs, stacked=True)
         if real is not None and before is not None:  # those who have finished stay where they are
             for x, old in zip(rows, before.values(), strict=True):
                 x.copy_(torch.where(column(real[:, 0], x), x, old))

@@ -1,5 +1,6 @@
 """The batches of K clients side by side, for training that takes all of them through each step together."""
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -161,7 +162,7 @@ def _shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
 def reported_losses(seen: Tensor, table: StepTable, phase: Phase, number: int, ctx: Ctx) -> Tensor:
     """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
 
-    fine = seen.isfinite()
+    fine = seen.abs() < math.inf  # also false for NaN
 
     def first_diverged() -> TrainingError:
         t, at = (~fine).nonzero()[0].tolist()

@@ -24,7 +24,16 @@ from sparing.task.dataset import prepared
 from sparing.train.augment import augmented
 from sparing.train.lesson import Lesson, check_finite
 from sparing.train.losses import Loss, sample_losses
-from sparing.train.optim import factor_pairs, first_of, first_rows, fresh, keep, kept, rows_of, update
+from sparing.train.optim import (
+    beside_rows,
+    factor_pairs,
+    first_beside_rows,
+    first_memory_rows,
+    fresh_memory,
+    recalled_memory,
+    remember_velocities,
+    update_params,
+)
 from sparing.train.precision import multiplying_on
 from sparing.train.working_copy import WorkingCopy, trained_names
 
@@ -60,9 +69,10 @@ def _train_phase_together(work: WorkingCopy, lesson: Lesson, phase: Phase, numbe
     table = step_table(data, phase, number, lesson.ctx, device)
     names = trained_names(work, phase)
     rows = {name: x[table.order.to(device)] for name, x in state.items()}
-    beside = rows_of(lesson.aside, phase, names, table.order.to(device))
+    beside = beside_rows(lesson.aside, phase, names, table.order.to(device))
     step = _batch_step(work, lesson.loss, names)
-    memory = kept(fresh(phase, [rows[name] for name in names]), names, remembered, table.order.to(device))
+    memory = fresh_memory(phase, [rows[name] for name in names])
+    memory = recalled_memory(memory, names, remembered, table.order.to(device))
     pairs = factor_pairs(names)
     seen = torch.zeros(len(table.alive), len(table.order), dtype=torch.float64, device=device)
     for t, (m, width) in enumerate(zip(table.alive, table.width, strict=True)):
@@ -71,15 +81,15 @@ def _train_phase_together(work: WorkingCopy, lesson: Lesson, phase: Phase, numbe
         now = {name: x[:m] for name, x in rows.items()}
         samples = augmented(prepared(data.x[places].to(device)), table.views[t, :m], data.augment)
         grads, values, changed = step(now, samples, data.y[places].to(device), real, table.keys[t, :m])
-        params = [now[name] for name in names]
-        update(phase, t, params, grads, first_of(beside, m), first_rows(memory, m), pairs, stacked=True)
+        params, steering = [now[name] for name in names], first_beside_rows(beside, m)
+        update_params(phase, t, params, grads, steering, first_memory_rows(memory, m), pairs, stacked=True)
         for name, x in changed.items():
             now[name].copy_(x)
         seen[t, :m] = values
     back = table.order.to(device)
     for name, x in rows.items():
         state[name][back] = x
-    keep(memory, names, remembered, back)
+    remember_velocities(memory, names, remembered, back)
     return reported_losses(seen.cpu(), table, phase, number, lesson.ctx)
 
 

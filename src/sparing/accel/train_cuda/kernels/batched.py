@@ -15,6 +15,6 @@ def in_front(info: Any, dims: Any, *tensors: Any) -> tuple[Any, ...]:
     )
 
 
-def apart(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
+def axes_apart(tensors: tuple[Tensor, ...]) -> tuple[Any, ...]:
     """One client's, without the axis."""
     return tuple(x[0] for x in tensors)

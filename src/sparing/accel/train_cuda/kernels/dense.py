@@ -34,7 +34,7 @@ def gram_kernel(
 
 
 @triton.jit
-def spread_kernel(
+def spread_moves_kernel(
     base, p, past, step, out, B, V, n, PRECISION: tl.constexpr, BB: tl.constexpr, BV: tl.constexpr, BL: tl.constexpr
 ):
     """out[b, l] = base[b, l] + sum over visits in earlier steps of p[b, v] * past[v, l]."""
@@ -81,18 +81,18 @@ def gram(h: Tensor, past: Tensor, step: Tensor, precision: str) -> Tensor:
     return out.sum(0).to(h.dtype)
 
 
-def spread(base: Tensor, p: Tensor, past: Tensor, step: Tensor, precision: str) -> Tensor:
+def spread_moves(base: Tensor, p: Tensor, past: Tensor, step: Tensor, precision: str) -> Tensor:
     """`base [K, B, n] + p [K, B, V] past [K, V, n]`."""
     (k, b, n), v = base.shape, past.shape[1]
     out = torch.empty_like(base)
     grid = (triton.cdiv(n, stretch(v)), k)
-    spread_kernel[grid](
+    spread_moves_kernel[grid](
         base, p, past, step, out, b, v, n, precision, BB=tile(b), BV=tile(v), BL=stretch(v), num_warps=4
     )
     return out
 
 
-def put(x: Tensor, past: Tensor, step: Tensor, scale: float) -> None:
+def put_rows(x: Tensor, past: Tensor, step: Tensor, scale: float) -> None:
     """`x [K, B, n]` becomes what was visited in this step: `past [K, V, n]`."""
     (k, b, n), block = x.shape, min(1024, tile(x.shape[2]))
     put_kernel[(triton.cdiv(n, block), k * b)](x.contiguous(), past, step, b, past.shape[1], n, scale, BL=block)
@@ -152,4 +152,4 @@ class Through(torch.autograd.Function):
         shared = dims is not None and dims[1] is None
         dz, each, inputs, moves = in_front(info, dims, dz, w, inputs, moves)
         base = (dz.flatten(0, 1) @ w).unflatten(0, dz.shape[:2]) if shared else torch.bmm(dz, each)
-        return spread(base, torch.bmm(dz, moves.mT), inputs, step, precision), 0
+        return spread_moves(base, torch.bmm(dz, moves.mT), inputs, step, precision), 0

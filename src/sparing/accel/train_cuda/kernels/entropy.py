@@ -33,7 +33,7 @@ def entropy_kernel(z, y, out, grad, dz, C, IGNORED: tl.constexpr, BACK: tl.const
         tl.store(out + i, tl.where(label == IGNORED, 0.0, tl.log(total) - mine))
 
 
-def launch(z: Tensor, y: Tensor, out: Tensor, grad: Tensor, dz: Tensor, back: bool) -> None:
+def launch_entropy(z: Tensor, y: Tensor, out: Tensor, grad: Tensor, dz: Tensor, back: bool) -> None:
     c = z.shape[-1]
     entropy_kernel[(y.numel(),)](
         z, y, out, grad, dz, c, IGNORED=IGNORED, BACK=back, BC=triton.next_power_of_2(c), num_warps=1 if c <= 256 else 4
@@ -59,7 +59,7 @@ class Entropy(torch.autograd.Function):
     def vmap(info: Any, dims: Any, z: Tensor, y: Tensor) -> tuple:
         z, y = (t.contiguous() for t in in_front(info, dims, z, y))
         out = torch.empty(y.shape, device=z.device)
-        launch(z, y, out, out, z, back=False)
+        launch_entropy(z, y, out, out, z, back=False)
         return out, 0
 
 
@@ -78,5 +78,5 @@ class Slope(torch.autograd.Function):
     def vmap(info: Any, dims: Any, z: Tensor, y: Tensor, grad: Tensor) -> tuple:
         z, y, grad = (t.contiguous() for t in in_front(info, dims, z, y, grad))
         dz = torch.empty_like(z)
-        launch(z, y, grad, grad, dz, back=True)
+        launch_entropy(z, y, grad, grad, dz, back=True)
         return dz, 0

@@ -106,22 +106,22 @@ def correlate_kernel(
         tl.store(db + slot * O + n, sums, mask=n < O)
 
 
-def tile(n: int, most: int) -> int:
+def tile_up_to(n: int, most: int) -> int:
     return max(16, min(most, triton.next_power_of_2(n)))
 
 
 def depth_tile(channels: int, taps: int) -> int:
     """Whole tiles of channels under one tap, where there are enough channels for that."""
-    return next((size for size in (64, 32, 16) if channels % size == 0), tile(taps * channels, 32))
+    return next((size for size in (64, 32, 16) if channels % size == 0), tile_up_to(taps * channels, 32))
 
 
-def gathered(
+def gathered_taps(
     x: Tensor, w: Tensor, bias: Tensor | None, size: tuple[int, int], taps: Taps, up: int, precision: str
 ) -> Tensor:
     """`x [K, B, H, W, C]`, `w [K, out, KH, KW, C]` -> `[K, B, *size, out]`."""
     (k, b, h, w_, c), o = x.shape, w.shape[1]
     out = torch.empty(k, b, *size, o, dtype=x.dtype, device=x.device)
-    bm, bn, bk = (64, tile(o, 64), 32) if o > 32 else (128, tile(o, 32), 16 if c % 16 == 0 else 32)
+    bm, bn, bk = (64, tile_up_to(o, 64), 32) if o > 32 else (128, tile_up_to(o, 32), 16 if c % 16 == 0 else 32)
     grid = (triton.cdiv(b * size[0] * size[1], bm), k, triton.cdiv(o, bn))
     gather_kernel[grid](
         x, w, x if bias is None else bias, out, b, o, h, w_, c, *size, taps.height, taps.width, taps.stride, taps.pad,
@@ -135,7 +135,7 @@ def gathered(
 def correlated(x: Tensor, dz: Tensor, taps: Taps, precision: str) -> tuple[Tensor, Tensor]:
     """The gradients of the weights `[K, out, KH, KW, C]` and the bias `[K, out]`; `dz [K, B, OH, OW, out]`."""
     (k, b, h, w, c), (oh, ow, o) = x.shape, dz.shape[2:]
-    bm, bn, bk = 128, tile(o, 64), tile(taps.height * taps.width * c, 64)
+    bm, bn, bk = 128, tile_up_to(o, 64), tile_up_to(taps.height * taps.width * c, 64)
     tiles = triton.cdiv(taps.height * taps.width * c, bk) * triton.cdiv(o, bn)
     parts = max(1, min(16, 1000 // (k * tiles)))
     rows = triton.cdiv(triton.cdiv(b * oh * ow, parts), bm) * bm

@@ -101,14 +101,14 @@ class GpuDense(nn.Linear):
 def quicken(module: nn.Module, precision: str) -> Past:
     """Turn the layers of this working copy into the ones above."""
     past, dots = Past(), DOTS[precision] if has_tf32(module) else "ieee"
-    join(module)
+    join_relus(module)
     for name, layer in module.named_modules():
         if fits_conv(layer):
-            taps = Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], *joined(layer))
+            taps = Taps(*layer.kernel_size, layer.stride[0], layer.padding[0], *relu_flags(layer))
             turn(layer, GpuConv, taps=taps, dots=dots)
         elif fits_factored(layer):
             side, stride, pad = layer.a.shape[2], layer.down["stride"][0], layer.down["padding"][0]
-            turn(layer, GpuFactored, taps=Taps(side, side, stride, pad, *joined(layer)), dots=dots)
+            turn(layer, GpuFactored, taps=Taps(side, side, stride, pad, *relu_flags(layer)), dots=dots)
         elif type(layer) is FactoredLinear and len(layer.b) <= THIN:
             turn(layer, GpuThin, dots=dots)
         elif fits_pool(layer):
@@ -125,7 +125,7 @@ def has_tf32(module: nn.Module) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
-def join(module: nn.Module) -> None:
+def join_relus(module: nn.Module) -> None:
     """A ReLU right behind a convolution or before a pool becomes part of it; layers learn what comes next to them."""
     for chain in [part for part in module.modules() if type(part) is nn.Sequential]:
         layers = list(chain)
@@ -150,7 +150,7 @@ def tell(layer: Any, what: str) -> None:
     object.__setattr__(layer, what, True)
 
 
-def joined(layer: nn.Module) -> list[bool]:
+def relu_flags(layer: nn.Module) -> list[bool]:
     """What a convolution was told, as `Taps` wants it."""
     return [getattr(layer, name, False) for name in ("relu", "zeroed", "zeroes")]
 

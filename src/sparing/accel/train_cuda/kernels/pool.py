@@ -47,7 +47,7 @@ def pool_kernel(
         tl.store(out + here, best, mask=inside)
 
 
-def launch(x: Tensor, out: Tensor, dx: Tensor, size: int, relu: bool, flat: bool, back: bool) -> None:
+def launch_pool(x: Tensor, out: Tensor, dx: Tensor, size: int, relu: bool, flat: bool, back: bool) -> None:
     """`x [N, H, W, C]`, `out [N, OH, OW, C]`, or `[N, C, OH, OW]` where flat; all dense. Backward, `out` is given."""
     (n, h, w, c), block = x.shape, min(128, triton.next_power_of_2(x.shape[3]))
     oh, ow = h // size, w // size
@@ -78,7 +78,7 @@ class Pool(torch.autograd.Function):
         images = x.movedim(2, -1).contiguous().flatten(0, 1)
         places = (h // size, w // size)
         out = torch.empty(k, b, *((c, *places) if flat else (*places, c)), dtype=x.dtype, device=x.device)
-        launch(images, out, images, size, relu, flat, back=False)
+        launch_pool(images, out, images, size, relu, flat, back=False)
         return out if flat else out.movedim(-1, 2), 0
 
 
@@ -97,5 +97,5 @@ class Unpool(torch.autograd.Function):
         x, dout = x.movedim(2, -1).contiguous(), (dout if flat else dout.movedim(2, -1)).contiguous()
         whole = x.shape[2] % size == 0 and x.shape[3] % size == 0
         dx = torch.empty_like(x) if whole else torch.zeros_like(x)
-        launch(x.flatten(0, 1), dout, dx, size, relu, flat, back=True)
+        launch_pool(x.flatten(0, 1), dout, dx, size, relu, flat, back=True)
         return dx.movedim(-1, 2), 0

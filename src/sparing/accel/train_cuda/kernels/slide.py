@@ -103,7 +103,7 @@ def tile_of(images: int, height: int, width: int, places: int) -> tuple[int, int
     return max(16 // (tw * th), min(places // (tw * th), triton.next_power_of_2(images))), th, tw
 
 
-def described(x: Tensor, block: list[int]) -> TensorDescriptor:
+def tiled(x: Tensor, block: list[int]) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block)
 
 
@@ -117,10 +117,10 @@ def slid(
     bn, bc = min(64, max(16, triton.next_power_of_2(n))), min(DEPTH, c & -c)
     ti, th, tw = tile_of(b, *size, 256 if bn <= 32 else 128)
     down, across, images = triton.cdiv(size[0], th), triton.cdiv(size[1], tw), triton.cdiv(b, ti)
-    outs = described(out, [1, ti, th, tw, bn])
+    outs = tiled(out, [1, ti, th, tw, bn])
     slide_kernel[(down * across, k * images, triton.cdiv(n, bn))](
-        described(x, [1, ti, th, tw, bc]), described(w.flatten(2), [1, bc, bn] if turned else [1, bn, bc]),
-        outs, outs if gate is None else described(gate, [1, ti, th, tw, bn]), x if bias is None else bias,
+        tiled(x, [1, ti, th, tw, bc]), tiled(w.flatten(2), [1, bc, bn] if turned else [1, bn, bc]),
+        outs, outs if gate is None else tiled(gate, [1, ti, th, tw, bn]), x if bias is None else bias,
         images, n, c, across, taps.height * taps.width, taps.width, taps.pad,
         TURNED=turned, BIAS=bias is not None, RELU=taps.relu, GATE=gate is not None, PRECISION=precision,
         TI=ti, TH=th, TW=tw, BN=bn, BC=bc, num_warps=4, num_stages=4,
@@ -140,7 +140,7 @@ def rowwise(x: Tensor, dz: Tensor, taps: Taps, precision: str) -> tuple[Tensor, 
     dw = torch.empty(parts, k, o, taps.height, 3, c, device=x.device)
     db = torch.empty(parts, k, o, device=x.device)
     row_kernel[(blocks, k, parts)](
-        described(x, [1, ti, th, tw, bc]), described(dz, [1, ti, th, tw, bn]), dw, db, tiles, each, down, across, o, c,
+        tiled(x, [1, ti, th, tw, bc]), tiled(dz, [1, ti, th, tw, bn]), dw, db, tiles, each, down, across, o, c,
         taps.height, taps.pad, PRECISION=precision, TI=ti, TH=th, TW=tw, BN=bn, BC=bc, num_warps=4, num_stages=2,
     )  # fmt: skip
     return (dw[0], db[0]) if parts == 1 else (dw.sum(0), db.sum(0))
