@@ -121,11 +121,11 @@ def test_the_head_goes_up_and_not_down():
 
 
 def served(ids, state, rows, model=MODEL, t=9):
-    return STEP.serve(state, model, make_ctx(ids, t=t), rows)[0]
+    return STEP.serving.serve(state, model, make_ctx(ids, t=t), rows)[0]
 
 
 def stored_rows(ids):
-    rows = MemoryBank(STEP.row(MODEL), CLIENTS)
+    rows = MemoryBank(STEP.serving.row(MODEL), CLIENTS)
     rows.write(
         torch.tensor(ids), {name: x for name, x in random_tree(LAYOUT, len(ids), seed=8).items() if name in FLOATS}
     )
