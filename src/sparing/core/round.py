@@ -205,7 +205,7 @@ def client_claiming(
     if seen_by.local.reset:
         moving = [name for name in memory if name.startswith("velocity/")]
         memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
-    after, local, notes = train_locally(seen_by.local, train, start, memory, ctx)
+    after, local, notes = train_locally(method.local, train, start, memory, ctx)
     cuts = seen_by.share.up(cuts_of(got), ctx)
     notes = {"n": ctx.placed(ctx.n.to(torch.float32)), "loss": notes["loss"]}
 
