@@ -7,10 +7,8 @@ from torch import nn
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.registry import find
 from sparing.core.tree import layout_of
 from sparing.engines import debug
-from sparing.parts import quant
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
 
@@ -126,7 +124,7 @@ REFUSED = {
     "changes the broadcast": [{"broadcast": {"by": "stc"}}],
     "writes every value as it is": [{"broadcast": {"by": "fedavg"}}],
     "both write the server's update; drop one": ["stc", "broadcast"],
-    "cannot follow another quantiser": [{"broadcast": {"by": "int8+ecsq"}}],
+    "'ecsq' needs values, and a quantiser before it gives codes; put it first": [{"broadcast": {"by": "int8+ecsq"}}],
     "can be larger than the update": [{"broadcast": {"by": "ternary"}}],
     "'lowrank' factors whole matrices, but clients get parts": ["psfed", {"broadcast": {"by": "lowrank"}}],
     "factors whole matrices, but clients get parts of them": ["heterofl", {"broadcast": {"by": "powersgd"}}],
@@ -144,13 +142,3 @@ def test_options_inside_by_are_checked():
         recipes([{"broadcast": {"by": [{"topk": {"ratoi": 1}}]}}])
     with pytest.raises(ConfigError, match="unknown method 'topkk'"):
         recipes([{"broadcast": {"by": "topkk"}}])
-
-
-def test_a_codec_on_values_and_a_broadcast_are_one_too_many():
-    layout = layout_of(nn.Linear(9, 9))
-
-    def values(method):
-        return method._replace(down=(quant.uniform(layout, 8),))
-
-    with pytest.raises(MethodError, match="the download is one or the other"):
-        compose(layout, find("broadcast").make(), values)

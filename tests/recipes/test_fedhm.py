@@ -8,6 +8,7 @@ from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.factors import along, pace
 from sparing.core.method import Local, Phase
+from sparing.core.svd import begins_anew
 from sparing.core.tree import layout_of
 from sparing.recipes.fedhm import fedhm
 from sparing.run.check import trial
@@ -70,9 +71,9 @@ def test_stacked_clients_agree_within_rounding(model):
 
 def test_a_decomposition_that_is_not_waited_for_changes_nothing(monkeypatch):
     how = {"plan": {"path": "loop"}, "evaluate": {"who": ["global", "before", "after"]}}
-    monkeypatch.setattr("sparing.parts.lowrank.anew", lambda m, rank: True)
+    monkeypatch.setattr(begins_anew, "body", lambda m, rank: True)
     one = play("fedhm", **how)
-    monkeypatch.setattr("sparing.parts.lowrank.handed", lambda m: True)
+    monkeypatch.setattr("sparing.accel.fedhm_bodies._handed", lambda m: True)
     other = play("fedhm", **how)
     for name, x in one.model.items():
         assert torch.allclose(other.model[name], x, rtol=1e-3, atol=1e-5), name
@@ -259,7 +260,7 @@ def test_decay_changes_the_factors_only():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("fedhm+topk+memory", r"copy or a memory of 'conv2.a'.*another basis.*fedhm.keep"),
+        ("fedhm+topk+memory", r"copy or a memory of 'conv2.a'.*another basis.*a personal layer too, or keep it whole"),
         ("psfed+fedhm", r"copy or a memory of 'conv2.a'.*partial sharing"),
         ("fedhm+local", "copy or a memory of 'conv2.a'"),
         ([{"personal": {"layers": ["dense"]}}, "fedhm"], "copy or a memory of 'dense.a'.*a personal layer"),

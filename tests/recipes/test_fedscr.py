@@ -249,7 +249,7 @@ def test_thresholds_survive_a_resume(tmp_path):
             ConfigError,
             r"share to send in budget mode, is 2",
         ),
-        ("int8+fedscr", MethodError, r"fedscr cannot follow a quantiser"),
+        ("int8+fedscr", MethodError, "'fedscr' needs values, and a quantiser before it gives codes; put it first"),
         ([{"randk": {"unbiased": True}}, "fedscr"], MethodError, r"'randk' scales its values up"),
     ],
 )

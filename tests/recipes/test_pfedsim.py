@@ -129,7 +129,7 @@ def test_the_head_comes_down_in_the_warm_up_and_at_first_contact_only():
     sent = {}
     for t in (8, 9):
         for first in (False, True):
-            ctx = sparing_ctx([0])._replace(round=t, first=torch.tensor([first]))
+            ctx = changed(sparing_ctx([0]), first=torch.tensor([first]))._replace(round=t)
             sent[t, first] = int(nbytes(outgoing(method, server, ctx))[0])
     head = 4 * 10 * (64 + 1)
     assert sent[8, False] == sent[8, True] == sent[9, True]

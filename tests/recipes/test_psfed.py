@@ -167,7 +167,11 @@ def test_resnet50_costs_what_it_must(p, megabytes):
     zero = {name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()}
     method, ctx = compose(layout, psfed(fraction=p)), make_ctx([3])
     down = outgoing(method, first_server(method, zero, 50), ctx)
-    up, _ = client(method, first_client(method, zero), down, lambda s, m, c: (s, m, {"loss": torch.zeros(1)}), ctx)
+
+    def still(lesson, ctx):
+        return Trained(lesson.start, lesson.memory, {"loss": torch.zeros(1)})
+
+    up, _ = client(method, first_client(method, zero), down, still, ctx)
     for parcel in (down, up):
         spent = {kind: int(x[0]) for kind, x in sizes(parcel).items()}
         assert spent["value"] == 4 * math.floor(p * layout.size + 0.5)
@@ -300,15 +304,13 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
     lr, beta = 0.1, 0.9
 
     def descend(lesson, ctx):
-        after, velocity = (
-            dict(expand(lesson.start, 2)),
-            {name: expand(lesson.memory, 2)[name].clone() for name in lesson.memory},
-        )
+        after, memory = dict(expand(lesson.start, 2)), expand(lesson.memory, 2)
+        velocity = {name: x.clone() for name, x in memory.items()}
         for name in LAYOUT.params:
             for _ in range(2):
                 velocity[f"velocity/{name}"] = beta * velocity[f"velocity/{name}"] + after[name]
                 after[name] = after[name] - lr * velocity[f"velocity/{name}"]
-        return after, velocity, {"loss": torch.zeros(2)}
+        return Trained(after, velocity, {"loss": torch.zeros(2)})
 
     local = Local((Phase(momentum=beta),), init=velocities)
     method = compose(LAYOUT, psfed(fraction=0.4, reset_momentum=True), local=local)

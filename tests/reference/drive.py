@@ -10,6 +10,7 @@ from sparing.core.method import Trained
 from sparing.core.parcel import Parcel, pick
 from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
 from sparing.core.tree import cat, expand, take
+from support import numbers
 
 
 class Round(NamedTuple):
@@ -50,5 +51,5 @@ def play(method, model, moves, counts, samples=None, lost=(), losses=None):
         incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
         server, report = settle(method, server, fold, ctx)
         states |= {k: take(state, slice(i, i + 1)) if len(ids) > 1 else state for i, k in enumerate(ids)}
-        played.append(Round(ctx, down, up, server, report))
+        played.append(Round(ctx, down, up, server, numbers(report)))
     return played, states

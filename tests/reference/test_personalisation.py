@@ -8,7 +8,7 @@ from torch import nn
 import sparing
 from reference import personalisation as reference
 from reference.personalisation import ALL, BODY, HEAD
-from sparing.core.round import starting_models
+from sparing.core.round import starting_models, train_locally
 from sparing.core.tree import under
 from sparing.engines.engine import context
 from sparing.engines.evaluation import in_steps, tuned
@@ -37,7 +37,7 @@ def models_of(job, bank, server, t, ids, who, steps):
         if who == "before":
             return models
         how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
-        return dict(how.train(models, under("local", state), ctx)[0])
+        return dict(train_locally(how.method.local, how.train, models, under("local", state), ctx).after)
 
 
 def play(method, engine="vector"):

@@ -17,7 +17,7 @@ from sparing.parts.masks import counts
 from sparing.recipes.psfed import psfed
 from sparing.train.gradient import gradient_at
 from sparing.train.losses import squared_error
-from support import changed, make_ctx, random_tree
+from support import changed, make_ctx, numbers, random_tree
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3), "c.weight": (40,)}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float64))
@@ -57,12 +57,12 @@ def play(gradient=None, **options):
             return training(lesson, ctx)
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
-        up, state = client(method, take(bank, ctx.ids), down, stale.watching(watched), ctx)
+        up, state = client(stale.watching(method), take(bank, ctx.ids), down, watched, ctx)
         for name, x in state.items():
             bank[name][ctx.ids] = x
         incoming(method, server, fold, down, up, ctx)
         before, (server, report) = server, settle(method, server, fold, ctx, gradient)
-        yield method, ctx, before, seen[0], server, report | stale.report()
+        yield method, ctx, before, seen[0], server, numbers(report) | numbers(stale.report())
 
 
 def pull(start, k):
