@@ -7,6 +7,7 @@ from sparing.accel.grown import Grown, since
 from sparing.accel.lazy_product import Product, formed, less
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
+from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 from sparing.core.ops import restrict
 from sparing.core.parcel import Leaf, Parcel
@@ -102,7 +103,9 @@ def test_a_blend_that_collects_gets_the_matrices():
     x, whole = made()
 
     def collect(model, weight):
-        return Collect(model, weight, lambda v, m, w: ({n: x.double().amax(0, keepdim=True) for n, x in v.items()}, m))
+        return Collect(
+            limits_of(model), weight, lambda v, m, w: ({n: x.double().amax(0, keepdim=True) for n, x in v.items()}, m)
+        )
 
     assert torch.allclose(mean(x, collect).float()[0], whole.amax(0))
 

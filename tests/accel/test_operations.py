@@ -14,7 +14,7 @@ from sparing.accel.grown import Grown
 from sparing.accel.lazy_product import Product
 from sparing.core import factors, fold, gaussian, keys, ops, reduce, svd, tree, votes
 from sparing.core.compose import compose
-from sparing.core.grid import Grid
+from sparing.core.grid import Grid, limits_of
 from sparing.core.method import Blended
 from sparing.core.operation import OPERATIONS
 from sparing.core.parcel import Leaf
@@ -70,7 +70,7 @@ def summands(d: Draw, *, before: bool = False, dtype: torch.dtype = torch.float3
     if not d.large and dtype == torch.float64:
         model["steps"], update["steps"] = torch.full((1,), 9, device=d.device), torch.arange(K, device=d.device)
     sums = {name: x.double() * 2.0**-20 for name, x in model.items()} if before else {}
-    grid = Grid(model, 1.0)
+    grid = Grid(limits_of(model), 1.0)
     sums = {name: (x + 3 * grid.limit(name)) - 3 * grid.limit(name) for name, x in sums.items()}
     return sums, update, SHARES, grid, d.ctx
 
@@ -320,7 +320,7 @@ LAZY: dict[tuple[object, str], Case] = {
     (reduce.keep_largest, ""): lambda d: ([product(d)], [9]),
     (lesson.seems_finite, ""): lambda d: (product(d),),
     (fold.add_to_sums, ""): lambda d: (
-        {}, {"w": product(d)}, SHARES, Grid({"w": torch.zeros(1, 30, 20, device=d.device)}, 1.0), d.ctx,
+        {}, {"w": product(d)}, SHARES, Grid(limits_of({"w": torch.zeros(1, 30, 20, device=d.device)}), 1.0), d.ctx,
     ),
 }  # fmt: skip
 
