@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from sparing.accel.install import install
 from sparing.core.context import Ctx, Members, context
-from sparing.core.method import View
+from sparing.core.method import Report, View
 from sparing.core.operation import plain_again
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout, Tree, layout_of
+from sparing.engines.reading import read_later
 from sparing.run.results import Record
 
 
@@ -55,6 +56,11 @@ def plain_bodies() -> Iterator[None]:
         yield
     finally:
         install()
+
+
+def numbers(report: Report) -> dict[str, float]:
+    """What a round's report comes to, once it is over."""
+    return read_later([], [], report)()[1]
 
 
 def small_net() -> nn.Module:

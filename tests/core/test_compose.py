@@ -3,7 +3,7 @@ import torch
 
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.method import Codec, Step
+from sparing.core.method import SPARSIFIES, TURNS, Codec, Effect, Form, Step, Trait
 from sparing.core.registry import find, known
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
@@ -12,8 +12,8 @@ from support import small_layout
 LAYOUT = small_layout()
 
 
-def stage(name, *traits):
-    codec = Codec(lambda p, s, v: (p, s), name=name, lossy=True, traits=frozenset(traits))
+def stage(name, effect):
+    codec = Codec(lambda p, s, v: (p, s), name=name, effect=effect)
     return lambda method: method._replace(up=(*method.up, codec))
 
 
@@ -24,12 +24,15 @@ def made(spec):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("fp16+int8", "'int8' cannot follow another quantiser"),
-        ("int8+dgc", "'dgc' needs values, not the codes of a quantiser"),
+        ("fp16+int8", "'int8' needs values, and a quantiser before it gives codes; put it first, or keep one"),
+        ("int8+dgc", "'dgc' needs values, and a quantiser before it gives codes; put it first"),
         ("memory", "memory has nothing to remember.*topk"),
         ("psfed+memory", "memory has nothing to remember"),
         ([{"randk": {"unbiased": True}}, "memory"], "unbiased: false"),
-        (["int8", {"randk": {"unbiased": True}}], "cannot scale codes"),
+        (
+            ["int8", {"randk": {"unbiased": True}}],
+            "'randk' needs values, and a quantiser before it gives codes; put it first",
+        ),
     ],
 )
 def test_unsound_lists_are_refused_with_the_fix(spec, words):
@@ -37,14 +40,37 @@ def test_unsound_lists_are_refused_with_the_fix(spec, words):
         made(spec)
 
 
-def test_unsound_stages_are_refused_by_their_traits():
-    memory = find("memory").make()
+def test_unsound_stages_are_refused_by_what_they_do():
+    memory, topk = find("memory").make(), find("topk").make()
     with pytest.raises(MethodError, match=r"'svd' changes the basis.*put it first"):
-        compose(LAYOUT, find("topk").make(), stage("svd", "basis"))
-    with pytest.raises(MethodError, match="its basis rotates every round"):
-        compose(LAYOUT, stage("svd", "rotates"), memory)
-    with pytest.raises(MethodError, match="'ef21' keeps its own memory"):
-        compose(LAYOUT, stage("ef21", "remembers"), memory)
+        compose(LAYOUT, topk, stage("svd", TURNS))
+    for trait, words in {
+        Trait.REMEMBERS: "'own' keeps its own memory",
+        Trait.AMPLIFIES: "'own' scales its values up, which memory would amplify",
+        Trait.NOISY: "the error of 'own' can be larger than the update",
+    }.items():
+        with pytest.raises(MethodError, match=words):
+            compose(LAYOUT, stage("own", Effect(traits=trait)), memory)
+        compose(LAYOUT, stage("own", Effect(traits=trait)))
+
+
+ORDERS = {
+    (Form.SPARSE, TURNS): "'second' changes the basis, so positions chosen before it mean nothing; put it first",
+    (Form.CODES, TURNS): "'second' needs values, and a quantiser before it gives codes; put it first",
+    (Form.BASIS, SPARSIFIES): "'second' cannot work on values in another basis",
+    (Form.SUMS, SPARSIFIES): "'second' would change what clients remember and the server adds up; put it first",
+    (Form.WRITTEN, SPARSIFIES): "'second' cannot change what is written already; put 'tight' last",
+    (Form.SPARSE | Form.CODES | Form.WRITTEN, TURNS): "'second' cannot change what is written already",
+}
+
+
+@pytest.mark.parametrize(("given", "second"), ORDERS, ids=str)
+def test_what_a_codec_gives_decides_what_may_follow(given, second):
+    first, between = stage("first", Effect(given, Form.VALUES)), stage("between", Effect(refuses=Form.VALUES))
+    for stages in ([first, stage("second", second)], [first, between, stage("second", second)]):
+        with pytest.raises(MethodError, match=ORDERS[given, second]):
+            compose(LAYOUT, *stages)
+    compose(LAYOUT, stage("second", second._replace(gives=Form.VALUES)), first)
 
 
 def test_a_step_that_needs_the_mean_is_refused_over_collect():

@@ -9,7 +9,7 @@ from torch import nn
 from sparing.core.compose import compose
 from sparing.core.download import downloads, read_download, write_download
 from sparing.core.errors import WireError
-from sparing.core.method import Broadcast, Codec, Local, Share, Trained
+from sparing.core.method import Broadcast, Codec, Effect, Local, Share, Trained
 from sparing.core.parcel import Cut, Parcel, pick
 from sparing.core.round import (
     begin,
@@ -199,7 +199,7 @@ def test_a_codec_that_knows_no_buffers():
             leaves={name: spec._replace(dtype=torch.float16) for name, spec in schema.leaves.items()}
         ),
         name="rude",
-        lossy=True,
+        effect=Effect(),
     )
     nodes_hold_the_servers_model(method_of("fedavg")._replace(broadcast=Broadcast((rude,))))
 

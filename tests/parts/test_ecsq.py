@@ -115,7 +115,7 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"ecsq.over is 'row'; use 'layer' or 'model'"):
         ecsq(LAYOUT, over="row")
     for other in ("int8", "sign"):
-        with pytest.raises(MethodError, match="cannot follow another quantiser"):
+        with pytest.raises(MethodError, match=f"'{other}' needs values, and a quantiser before it gives codes"):
             compose(LAYOUT, find("ecsq").make(), find(other).make())
     assert compose(LAYOUT, find("topk").make(), find("ecsq").make(memory=True)).memory
     assert not compose(LAYOUT, find("ecsq").make()).memory

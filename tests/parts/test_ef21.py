@@ -88,7 +88,5 @@ def test_what_the_sums_of_the_server_cannot_stand_is_refused():
     odd = Weigh(lambda state, arrival: (arrival.notes["n"].double(), {}), most=lambda ctx: 1.0, name="fedsim")
     with pytest.raises(MethodError, match="weights by samples; drop 'fedsim'"):
         compose(layout, ef21, lambda method: method._replace(blend=method.blend._replace(weigh=odd)))
-    with pytest.raises(MethodError, match=r"one model for all, sent as it is.*drop 'int8'"):
-        compose(layout, ef21, lambda method: method._replace(down=find("int8").make()(method._replace(up=())).up))
     with pytest.raises(MethodError, match="needs a weighted mean"):
         compose(layout, ef21, lambda method: method._replace(blend=method.blend._replace(collect=lambda v, m, w: v[0])))

@@ -148,7 +148,7 @@ def test_clients_that_keep_something_keep_their_bases():
     fit, model = fit_of(), {"x": torch.arange(4.0)[None]}
     assert fit.kept is not None
     turns = [make_ctx(list(range(12)), t=t) for t in (1, 2, 3, 4)]
-    kept, fresh = (torch.stack([f.shrink({}, model, 2, ctx)["x"] for ctx in turns]) for f in (fit.kept, fit))
+    kept, fresh = (torch.stack([f.resize.shrink({}, model, 2, ctx)["x"] for ctx in turns]) for f in (fit.kept, fit))
     assert bool((kept == kept[0]).all())
     assert bool((fresh != fresh[0]).any())
     grown, _ = fit.kept.resize.grow({"x": kept[3]}, 2, turns[3])

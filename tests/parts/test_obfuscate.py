@@ -98,7 +98,9 @@ def test_noise_is_as_large_as_asked_beside_the_layer(masked):
 def test_lists_that_make_no_sense_are_refused():
     with pytest.raises(ConfigError, match="obfuscate does nothing"):
         recipe()
-    with pytest.raises(MethodError, match="put it before the quantiser"):
+    with pytest.raises(
+        MethodError, match="'obfuscate' needs values, and a quantiser before it gives codes; put it first"
+    ):
         compose(LAYOUT, int8(), recipe(noise=0.1))
     with pytest.raises(MethodError, match="put it first"):
         compose(LAYOUT, topk(), recipe(rotate=True))

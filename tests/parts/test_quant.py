@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparing.core import reduce
+from sparing.accel import reduce_bodies
 from sparing.core.codec import chain
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
@@ -63,7 +63,7 @@ def test_looking_only_at_what_is_sent_changes_nothing(scope, monkeypatch):
     for codec in (quant.uniform(shape, 8), quant.uniform(shape, 4, stochastic=True), quant.qsgd(shape, 5, bucket=70)):
         results = []
         for long in (1 << 30, 100):
-            monkeypatch.setattr(reduce, "LONG", long)
+            monkeypatch.setattr(reduce_bodies, "LONG", long)
             out, _ = codec.encode(parcel, {}, view)
             results.append((out.leaves["w"], codec.decode(out, view.ctx).leaves["w"].value))
         (one, back), (other, again) = results

@@ -85,7 +85,7 @@ def test_the_order_of_arrival_does_not_matter(rule):
             one = {name: x[rows] * votes[name][rows] for name, x in update.items()}
             scope = {name: x[rows] for name, x in votes.items()}
             fold.add(Arrival(one, scope, {}, {}, make_ctx(group)), torch.ones(len(group)).double(), {})
-        blends.append(fold.mean())
+        blends.append(fold.mean(make_ctx([0])))
     for name in update:
         assert torch.equal(blends[0].update[name], blends[1].update[name])
         assert torch.equal(blends[0].covered[name], blends[1].covered[name])

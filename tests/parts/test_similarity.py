@@ -10,10 +10,10 @@ from sparing.core.method import Arrival, Blended, by_samples
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.round import begin, first_server, incoming, outgoing, settle
 from sparing.core.tree import under
-from sparing.parts.similarity import alike, cosine
+from sparing.parts.similarity import Similarity, alike, cosine
 from sparing.recipes.fedsim import fedsim
 from sparing.recipes.pfedsim import pfedsim
-from support import changed, make_ctx, random_tree, small_layout
+from support import changed, make_ctx, numbers, random_tree, small_layout
 
 LAYOUT = small_layout()
 MODEL = random_tree(LAYOUT, 1, seed=4)
@@ -22,6 +22,14 @@ MODEL = random_tree(LAYOUT, 1, seed=4)
 def arrival(update, n, scope=None, model=MODEL, notes=None):
     ctx = make_ctx(list(range(len(n))), n)
     return Arrival(update, scope or dict.fromkeys(update), {"n": torch.tensor(n).float()} | (notes or {}), model, ctx)
+
+
+def by_cosine(**options):
+    return alike(LAYOUT, frozenset(), Similarity(**options))
+
+
+def ctx_of(k):
+    return make_ctx(list(range(k)))
 
 
 def moved(k, seed=1, size=1.0):
@@ -37,12 +45,13 @@ def blend(method, update, n, server=None):
     leaves = {name: Leaf(update[name]) for name in method.share.up({}, ctx)}
     up = Parcel(leaves, {"n": ctx.n.float(), "loss": torch.zeros(len(n))})
     incoming(method, server, fold, down, up, ctx)
-    return server, *settle(method, server, fold, ctx)
+    after, report = settle(method, server, fold, ctx)
+    return server, after, numbers(report)
 
 
 def test_the_cosine_is_the_cosine():
     update = moved(4)
-    got = cosine(update, MODEL, MODEL, {}, torch.arange(4))
+    got = cosine(update, MODEL, MODEL, {}, ctx_of(4))
     for k in range(4):
         one = torch.cat([(MODEL[x][0].double() + update[x][k]).flatten() for x in update])
         other = torch.cat([MODEL[x][0].double().flatten() for x in update])
@@ -56,14 +65,14 @@ def test_only_what_a_client_voted_on_is_compared(shared):
     elsewhere = {"3.weight": torch.where(mask, MODEL["3.weight"], 1e6)}
     zeroed = {"3.weight": torch.where(mask, update["3.weight"], 0.0)}
     scope = {"3.weight": mask}
-    wanted = cosine(zeroed, MODEL, MODEL, scope, torch.arange(3))
-    assert torch.equal(cosine(zeroed, elsewhere, elsewhere, scope, torch.arange(3)), wanted)
-    assert not torch.equal(cosine(zeroed, MODEL, MODEL, {}, torch.arange(3)), wanted)
+    wanted = cosine(zeroed, MODEL, MODEL, scope, ctx_of(3))
+    assert torch.equal(cosine(zeroed, elsewhere, elsewhere, scope, ctx_of(3)), wanted)
+    assert not torch.equal(cosine(zeroed, MODEL, MODEL, {}, ctx_of(3)), wanted)
 
 
 def test_a_row_of_many_is_that_row_alone(monkeypatch):
     update, n = moved(5), [10, 20, 30, 40, 50]
-    weigh = alike(LAYOUT, q=0.7, softmax=0.4)
+    weigh = by_cosine(q=0.7, softmax=0.4)
     whole, seen = weigh.of({}, arrival(update, n))
     monkeypatch.setattr(reduce, "AT_ONCE", 100)
     blocked, _ = weigh.of({}, arrival(update, n))
@@ -89,7 +98,7 @@ def test_weights_are_at_least_zero_and_add_up_to_one(options):
 
 
 def test_what_a_cohort_may_add_up_to():
-    weigh, n = alike(LAYOUT, q=1.5), [3, 40, 500]
+    weigh, n = by_cosine(q=1.5), [3, 40, 500]
     weights, _ = weigh.of({}, arrival(moved(3), n))
     assert weigh.most(make_ctx([0, 1, 2], n)) == pytest.approx(sum(x**1.5 for x in n))
     assert 0 < float(weights.sum()) <= weigh.most(make_ctx([0, 1, 2], n))
@@ -99,7 +108,7 @@ def test_what_a_cohort_may_add_up_to():
 @pytest.mark.parametrize("at", ["server", "client"])
 def test_identical_models_count_alike(q, n, at):
     one = moved(1)
-    weigh = alike(LAYOUT, q=q, at=at)
+    weigh = by_cosine(q=q, at=at)
     notes = {"similarity": torch.full((4,), 0.25)} if at == "client" else {}
     update = {name: x.expand(4, *x.shape[1:]) for name, x in one.items()}
     weights, _ = weigh.of({}, arrival(update, n, notes=notes))
@@ -117,7 +126,7 @@ def test_one_client_alone_is_taken_over():
 def test_weights_follow_the_samples():
     update = {name: x.expand(2, *x.shape[1:]) for name, x in moved(1).items()}
     for q, wanted in ((0, 0.5), (0.5, 2 / 3), (1, 0.8), (2, 16 / 17)):
-        weights, _ = alike(LAYOUT, q=q).of({}, arrival(update, [10, 40]))
+        weights, _ = by_cosine(q=q).of({}, arrival(update, [10, 40]))
         assert float(weights[1] / weights.sum()) == pytest.approx(wanted)
 
 
@@ -150,7 +159,7 @@ def test_a_model_of_zeros_is_left_out():
 
 def test_a_server_of_zeros_has_no_direction_to_differ_from():
     zeros = {name: torch.zeros_like(x) for name, x in MODEL.items()}
-    weights, _ = alike(LAYOUT).of({}, arrival(moved(3), [10, 20, 30], model=zeros))
+    weights, _ = by_cosine().of({}, arrival(moved(3), [10, 20, 30], model=zeros))
     assert weights.tolist() == [10, 20, 30]
 
 
@@ -161,16 +170,16 @@ def test_updates_are_compared_with_the_last_mean_update():
     assert all(torch.equal(after.model[name], plain.model[name]) for name in MODEL), "nothing to compare with yet"
     last = {name: after.model[name] - first.model[name] for name in LAYOUT.params}
     update = moved(2, seed=2)
-    wanted = cosine({name: update[name] for name in LAYOUT.params}, {}, last, {}, torch.arange(2))
-    weights, seen = alike(LAYOUT, on="updates").of(under("weigh", after.blend), arrival(update, [10, 10]))
+    wanted = cosine({name: update[name] for name in LAYOUT.params}, {}, last, {}, ctx_of(2))
+    weights, seen = by_cosine(on="updates").of(under("weigh", after.blend), arrival(update, [10, 10]))
     assert torch.allclose(seen["cos"], wanted, atol=1e-5)
     assert torch.allclose(weights, 10 * wanted.clamp(min=0), atol=1e-4)
 
 
 def test_the_server_remembers_no_more_than_the_shared_parameters():
     home = frozenset({"3.weight", "3.bias"})
-    assert alike(LAYOUT, home).init(MODEL, 1000) == {}
-    kept = alike(LAYOUT, home, on="updates").init(MODEL, 1000)
+    assert alike(LAYOUT, home, Similarity()).init(MODEL, 1000) == {}
+    kept = alike(LAYOUT, home, Similarity(on="updates")).init(MODEL, 1000)
     assert under("reference", kept).keys() == set(LAYOUT.params) - home
     assert sum(x.numel() for x in kept.values()) == 2 + sum(MODEL[x].numel() for x in under("reference", kept))
 
@@ -218,14 +227,14 @@ def test_most_is_counted_in_samples():
         assert in_turn(method, (1, 1, 1), (1, -1, -1), n=(20, 10, 10))[1] == (0, 1)
 
 
-@pytest.mark.filterwarnings("ignore:round 1. (most of the cohort|client . has nothing)")
+@pytest.mark.filterwarnings("ignore:round 1. (most of the cohort|clients 0, 1, 2 have nothing)")
 def test_clients_that_sent_nothing_leave_the_next_round_to_fedavg():
     found = in_turn(compose(LAYOUT, fedsim(on="updates")), (1, 1, 1), (0, 0, 0), (-1, 2, 2))
     assert found == [(1, 0), (0, 1), (1, 0)]
 
 
 def test_the_reference_keeps_older_entries_outside_the_last_mask():
-    weigh, name = alike(LAYOUT, on="updates"), "3.weight"
+    weigh, name = by_cosine(on="updates"), "3.weight"
     state, n = weigh.init(MODEL, 50), torch.tensor([10.0])
     masks = [torch.zeros(1, 3, 16, dtype=torch.bool) for _ in range(2)]
     masks[0][:, 0], masks[1][:, 1] = True, True
@@ -241,14 +250,14 @@ def test_the_reference_keeps_older_entries_outside_the_last_mask():
 
 def test_softmax_is_the_softmax():
     update = moved(3)
-    _, seen = alike(LAYOUT).of({}, arrival(update, [10, 20, 30]))
-    weights, _ = alike(LAYOUT, q=0, softmax=0.3).of({}, arrival(update, [10, 20, 30]))
+    _, seen = by_cosine().of({}, arrival(update, [10, 20, 30]))
+    weights, _ = by_cosine(q=0, softmax=0.3).of({}, arrival(update, [10, 20, 30]))
     assert torch.allclose(weights / weights.sum(), torch.softmax(seen["cos"] / 0.3, dim=0))
 
 
 def test_a_client_that_lies_about_its_cosine_gains_little():
     notes = {"similarity": torch.tensor([99.0, -99.0, 0.5, math.nan])}
-    weights, _ = alike(LAYOUT, at="client").of({}, arrival(moved(4), [10] * 4, notes=notes))
+    weights, _ = by_cosine(at="client").of({}, arrival(moved(4), [10] * 4, notes=notes))
     assert weights.tolist() == [10, 0, 5, 0]
 
 
@@ -279,7 +288,7 @@ def test_two_weightings_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("options", [{}, {"softmax": 0.3, "q": 0.5}])
 def test_weights_on_a_gpu_have_the_same_bits(options):
-    update, weigh = moved(5), alike(LAYOUT, **options)
+    update, weigh = moved(5), by_cosine(**options)
     wanted, _ = weigh.of({}, arrival(update, [10, 20, 30, 40, 50]))
     there = arrival({name: x.cuda() for name, x in update.items()}, [10, 20, 30, 40, 50])
     there = there._replace(model={name: x.cuda() for name, x in MODEL.items()}, ctx=changed(there.ctx, device="cuda"))

@@ -15,7 +15,7 @@ from sparing.core.round import begin, first_server, settle
 from sparing.core.tree import Layout, under
 from sparing.parts.stein import Settings, stein
 from sparing.recipes.stein import stein as named
-from support import make_ctx
+from support import make_ctx, numbers
 
 P = 40
 LAYOUT = Layout({"w": (P,), "buffer": (3,)}, {"w": torch.float32, "buffer": torch.float32}, frozenset({"buffer"}))
@@ -44,7 +44,7 @@ def shrink(deltas, settings, m=None, t=9, n=None, clients=50, covered=None, step
     blended = Blended(total, {"w": covered, "buffer": None}, ctx.ids, weight, seen, plain)
     update, after, report = step.apply(state, blended, ctx)
     assert torch.equal(update["buffer"], total["buffer"]), "buffers move by X itself"
-    return update["w"][0].numpy(), report["c/w"], after
+    return update["w"][0].numpy(), numbers(report)["c/w"], after
 
 
 def noisy(scale=1.0, k=6, seed=0):

@@ -18,7 +18,7 @@ from sparing.core.parcel import Cut, Leaf, Parcel, Schema, row, sent, spec_of
 from sparing.core.tree import expand, layout_of, take
 from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
 from sparing.parts import quant, sparse
-from sparing.parts.structured import structured
+from sparing.parts.structured import pruned_share, structured
 from support import make_ctx, random_tree, small_layout, update_parcel, view_of
 
 INF = math.inf
@@ -33,6 +33,7 @@ CONVS = {
     "one block": nn.Conv2d(1, 1, 3),
 }
 LAYOUT = small_layout()
+METER = pruned_share(LAYOUT, dense=False)
 
 
 def thin(u, threshold, mode="absolute", scope=None):
@@ -241,7 +242,8 @@ def test_rows_are_as_alone_and_the_receiver_knows_what_to_expect(name, kind):
         got, want = codec.decode(back, one), codec.decode(row(out, k), one)
         for n, leaf in want.leaves.items():
             assert torch.equal(leaf.value, got.leaves[n].value), n
-        np.testing.assert_array_equal(got.notes["pruned"], want.notes["pruned"])
+        seen, meant = (METER.watch(parcel, one)["pruned"] for parcel in (back, row(out, k)))
+        np.testing.assert_array_equal(seen, meant)
 
 
 @laws
@@ -290,7 +292,8 @@ def test_what_was_not_sent_is_counted_exactly():
     codec, ctx = structured(layout_of(conv), 0.05), make_ctx([0])
 
     def share(parcel):
-        return codec.decode(codec.encode(parcel, {}, view_of(ctx))[0], ctx).notes["pruned"][0].tolist()
+        meter = pruned_share(layout_of(conv), dense=False)
+        return meter.watch(codec.encode(parcel, {}, view_of(ctx))[0], ctx)["pruned"][0].tolist()
 
     assert share(Parcel({"weight": Leaf(u)}, {})) == [0.0, 0.0]
     assert share(Parcel({"weight": Leaf(u * scope, scope=scope)}, {})) == [0.0, 0.0]
@@ -362,7 +365,7 @@ def test_a_model_with_nothing_to_thin_is_refused():
 def test_where_every_parcel_arrives_nothing_is_remembered_of_what_is_never_changed(name):
     inner = structured(LAYOUT, 2.0)
     inner = inner if name == "plain" else chain(inner, quant.uniform(LAYOUT, 8))
-    ways = [feedback(inner, sure=sure) for sure in (False, True)]
+    ways = [feedback(inner, arrives=arrives) for arrives in (False, True)]
     states = [expand(codec.init(LAYOUT), 2) for codec in ways]
     assert states[1].keys() == ({"residual/0.weight"} if name == "plain" else states[0].keys())
     for t in range(1, 5):

@@ -102,8 +102,9 @@ def warn_of_nothing(blended: Blended, ctx: Ctx, how: Similarity) -> None:
     cos, weight, ids = blended.seen["cos"], blended.weight, blended.ids
 
     def only_zeros() -> str:
-        who = ", ".join(str(int(ids[k])) for k in cos.isnan().nonzero()[:, 0].tolist())
-        return f"round {ctx.round}: client {who} has nothing but zeros to compare; left out"
+        who = ids[cos.isnan().cpu()].tolist()
+        names = f"client {who[0]} has" if len(who) == 1 else f"clients {', '.join(map(str, who))} have"
+        return f"round {ctx.round}: {names} nothing but zeros to compare; left out"
 
     def nobody() -> str:
         fix = "raise softmax" if how.softmax else "lower local.lr"
