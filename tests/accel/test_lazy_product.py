@@ -79,7 +79,7 @@ def arrival(update) -> Arrival:
 
 
 def mean(update, kind=Fold) -> torch.Tensor:
-    fold = kind({"w": torch.zeros(1, 3, 6)}, 16.0)
+    fold = kind(limits_of({"w": torch.zeros(1, 3, 6)}), 16.0)
     fold.add(arrival(update), SHARES, {})
     return fold.mean(make_ctx(list(range(K)))).update["w"]
 
@@ -103,9 +103,7 @@ def test_a_blend_that_collects_gets_the_matrices():
     x, whole = made()
 
     def collect(model, weight):
-        return Collect(
-            limits_of(model), weight, lambda v, m, w: ({n: x.double().amax(0, keepdim=True) for n, x in v.items()}, m)
-        )
+        return Collect(model, weight, lambda v, m, w: ({n: x.double().amax(0, keepdim=True) for n, x in v.items()}, m))
 
     assert torch.allclose(mean(x, collect).float()[0], whole.amax(0))
 
