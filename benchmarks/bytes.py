@@ -31,9 +31,9 @@ from torch import Tensor
 
 import sparing
 from sparing.core.compose import compose, uplink
-from sparing.core.context import Ctx, context
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec
+from sparing.core.context import context
 from sparing.core.method import Local, Phase, View
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.registry import known
 from sparing.core.tree import Layout, layout_of, tree_of
 from sparing.core.wire import from_bytes, sizes, to_bytes

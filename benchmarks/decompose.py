@@ -16,8 +16,8 @@ import time
 import torch
 import torch.nn.functional as F
 
+from sparing.core.context import context
 from sparing.core.factors import matrix_of, product
-from sparing.core.context import Ctx, context
 from sparing.core.tree import layout_of, tree_of
 from sparing.parts.lowrank import lowrank, rank_of
 from sparing.task.data import load

@@ -16,8 +16,9 @@ import time
 
 import torch
 
+from sparing.core.context import context
 from sparing.core.fold import Fold
-from sparing.core.context import Ctx, context
+from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 
 RESNET = [(64, 3, 3, 3), *[(64, 64, 3, 3)] * 4]
@@ -36,7 +37,7 @@ def tree(shapes, rows):
 
 def fold_all(model, pool, clients, chunk):
     """Chunks of clients, as the engine brings them."""
-    fold = Fold(model, float(10 * clients))
+    fold = Fold(limits_of(model), float(10 * clients))
     for start in range(0, clients, chunk):
         ids = torch.arange(start, min(start + chunk, clients))
         n = torch.full((len(ids),), 10)

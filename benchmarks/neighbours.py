@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from sparing.core.compose import compose
-from sparing.core.context import Ctx, context
+from sparing.core.context import context
 from sparing.core.method import Arrival, Blended
 from sparing.core.round import Under, first_row, first_server, outgoing
 from sparing.core.tree import Tree, layout_of, tree_of

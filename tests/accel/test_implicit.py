@@ -15,7 +15,7 @@ from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
-from sparing.core.method import Local, Phase
+from sparing.core.method import Local, Phase, Wrap
 from sparing.core.tree import Tree, sha256, take, tree_of
 from sparing.task.clients import Clients
 from sparing.train.augment import augments
@@ -214,7 +214,7 @@ def test_other_training_is_not_offered(extra):
     odd = Phase()._replace(**extra)
     assert can_imply(plain(), Local())
     assert not can_imply(plain(), Local((Phase(), odd)))
-    assert not can_imply(plain(), Local(second=(odd,)))
+    assert not can_imply(plain(), Local(wraps=(Wrap(lambda train, phases: train, (odd,)),)))
     assert not can_imply(plain(), Local(tune=lambda phases: (odd,)))
 
 

@@ -7,6 +7,7 @@ from sparing.accel.grown import Grown, since
 from sparing.accel.lazy_product import Product, formed, less
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
+from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 from sparing.core.ops import restrict
 from sparing.core.parcel import Leaf, Parcel
@@ -78,7 +79,7 @@ def arrival(update) -> Arrival:
 
 
 def mean(update, kind=Fold) -> torch.Tensor:
-    fold = kind({"w": torch.zeros(1, 3, 6)}, 16.0)
+    fold = kind(limits_of({"w": torch.zeros(1, 3, 6)}), 16.0)
     fold.add(arrival(update), SHARES, {})
     return fold.mean(make_ctx(list(range(K)))).update["w"]
 

@@ -14,7 +14,7 @@ from sparing.accel.grown import Grown
 from sparing.accel.lazy_product import Product
 from sparing.core import factors, fold, gaussian, keys, ops, reduce, svd, tree, votes
 from sparing.core.compose import compose
-from sparing.core.grid import Grid
+from sparing.core.grid import Grid, limits_of
 from sparing.core.method import Blended
 from sparing.core.operation import OPERATIONS
 from sparing.core.parcel import Leaf
@@ -70,7 +70,7 @@ def summands(d: Draw, *, before: bool = False, dtype: torch.dtype = torch.float3
     if not d.large and dtype == torch.float64:
         model["steps"], update["steps"] = torch.full((1,), 9, device=d.device), torch.arange(K, device=d.device)
     sums = {name: x.double() * 2.0**-20 for name, x in model.items()} if before else {}
-    grid = Grid(model, 1.0)
+    grid = Grid(limits_of(model), 1.0)
     sums = {name: (x + 3 * grid.limit(name)) - 3 * grid.limit(name) for name, x in sums.items()}
     return sums, update, SHARES, grid, d.ctx
 
@@ -100,7 +100,7 @@ def shrunk(d: Draw, *, c: bool | None = None) -> tuple:
     settings = stein.Settings(warmup=1)
     names = [name for name, shape in d.shapes.items() if math.prod(shape)]
     state = stein.first_state({name: x for name, x in d.tree(1).items() if name in names}, settings)
-    state |= {name: d.normal(*x.shape).double() for name, x in state.items() if name.startswith("sum")}
+    state |= {n: d.normal(*x.shape).double() for n, x in state.items() if n.startswith(("sum", "target"))}
     state |= {name: torch.full_like(x, 0.5) for name, x in state.items() if name.startswith("mass")}
     state["rounds"] += 3
     update = {name: x.double() for name, x in d.tree(1).items() if name in names}
@@ -111,6 +111,11 @@ def shrunk(d: Draw, *, c: bool | None = None) -> tuple:
         return blended, aims, state, d.ctx, settings
     given = torch.linspace(0.1, 1.0, len(names), dtype=torch.float64, device=d.device) if c else None
     return state, names, blended, aims, given, settings
+
+
+def aimed(d: Draw) -> tuple:
+    _, _, state, _, settings = shrunk(d)
+    return state, {name.partition("/")[2]: 0 for name in state if name.startswith("sum0/")}, settings
 
 
 def matrices(d: Draw) -> tuple:
@@ -155,7 +160,13 @@ def differences(d: Draw) -> tuple:
 
 def terms(d: Draw, *, other: bool = True) -> tuple:
     drawn = [
-        Term(x, d.normal(1, *x.shape[1:]), d.normal(*x.shape) if other else None, None if i % 2 else d.coin(*x.shape))
+        Term(
+            x,
+            d.normal(1, *x.shape[1:]),
+            None,
+            d.normal(*x.shape) if other else None,
+            None if i % 2 else d.coin(*x.shape),
+        )
         for i, x in enumerate(d.tree(K).values())
     ]
     return drawn, K
@@ -207,6 +218,7 @@ CASES: dict[tuple[object, str], Case] = {
     (quant.codes_of_leaf, "drawn"): partial(quantised, bits=4, drawn=True),
     (quant.values_of_leaf, "scarce"): partial(quantised, codes=True),
     (quant.values_of_leaf, "many"): partial(quantised, codes=True, share=0.5),
+    (stein.targets, ""): aimed,
     (stein.coefficients, ""): shrunk,
     (stein.shrink_and_follow, ""): partial(shrunk, c=True),
     (stein.shrink_and_follow, "warmup"): partial(shrunk, c=False),
@@ -221,12 +233,12 @@ CASES: dict[tuple[object, str], Case] = {
     (sizes.download_sizes, ""): partial(parcels, up=False),
     (stale.spreads, ""): lambda d: ([(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))], K),
     (bank.mix_rows, ""): lambda d: ({"w": d.normal(9, d.n)}, np.array([4, 0, 7]), d.normal(K, 3).cpu().double()),
-    (optim.added, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
+    (optim.add_product, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
     (lesson.seems_finite, ""): lambda d: (d.normal(K, d.n),),
     (lesson.seems_finite, "not"): lambda d: (d.normal(K, d.n) / 0,),
 }
 ELSEWHERE = {sizes.join_sizes}  # takes a whole job: tests/accel/test_joined_sizes.py
-NEAR = {factors.product: 1e-4, factors.squared: 1e-9, optim.added: 1e-5, stale.spreads: 1e-9, bank.mix_rows: 1e-5}
+NEAR = {factors.product: 1e-4, factors.squared: 1e-9, optim.add_product: 1e-5, stale.spreads: 1e-9, bank.mix_rows: 1e-5}
 """On a GPU: what its bodies' docstrings leave to rounding."""
 BY_SIGN = {svd.strongest, lowrank.decompose}
 """Vectors whose sign is anyone's: on a GPU their products are compared, in tests of their own."""
@@ -320,7 +332,7 @@ LAZY: dict[tuple[object, str], Case] = {
     (reduce.keep_largest, ""): lambda d: ([product(d)], [9]),
     (lesson.seems_finite, ""): lambda d: (product(d),),
     (fold.add_to_sums, ""): lambda d: (
-        {}, {"w": product(d)}, SHARES, Grid({"w": torch.zeros(1, 30, 20, device=d.device)}, 1.0), d.ctx,
+        {}, {"w": product(d)}, SHARES, Grid(limits_of({"w": torch.zeros(1, 30, 20, device=d.device)}), 1.0), d.ctx,
     ),
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold, add_to_sums
+from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 from support import make_ctx, plain_bodies, random_tree, small_layout
 
@@ -36,7 +37,7 @@ def folded(groups, update, scope, n, kind=Fold):
     """Each group on a worker of its own; partial sums merge at the end."""
     parts = []
     for group in groups:
-        fold = kind(MODEL, float(sum(n)))
+        fold = kind(limits_of(MODEL), float(sum(n)))
         for rows in group:
             one = arrival(rows, update, scope, n)
             fold.add(one, one.ctx.n.double(), {"0/q": one.ctx.n.double() * 3})
@@ -132,7 +133,7 @@ def test_without_the_grid_the_law_does_not_hold(monkeypatch):
 
 def test_weights_that_add_up_to_too_much_are_refused():
     one = arrival([0, 1, 2], random_tree(LAYOUT, 3), {}, [1, 1, 1])
-    fold = Fold(MODEL, 1.0)
+    fold = Fold(limits_of(MODEL), 1.0)
     fold.add(one, torch.ones(3), {})
     with pytest.raises(TrainingError, match="add up to more than"):
         fold.mean(CTX)
@@ -142,7 +143,7 @@ def test_small_weights_keep_their_precision():
     """Weights that are no sample counts, such as a softmax, are scaled by what they add up to."""
     weight = torch.softmax(torch.linspace(0, 3, 50), dim=0).double()
     update = {"w": torch.randn(50, 4, generator=torch.Generator().manual_seed(0))}
-    fold = Fold({"w": torch.zeros(1, 4)}, 1.0)
+    fold = Fold(limits_of({"w": torch.zeros(1, 4)}), 1.0)
     fold.add(Arrival(update, {}, {}, {}, make_ctx(list(range(50)))), weight, {})
     assert torch.allclose(
         fold.mean(CTX).update["w"][0], (weight[:, None] * update["w"]).sum(dim=0), rtol=1e-6, atol=1e-8
@@ -172,17 +173,17 @@ def test_an_update_beyond_the_grid_is_refused_by_name(bad, kind):
 def test_a_senseless_weight_is_refused(weight):
     one = arrival([0, 1], random_tree(LAYOUT, 2), {}, [1, 1])
     with pytest.raises(TrainingError, match="client 1 was given weight"):
-        Fold(MODEL, 2.0).add(one, torch.tensor([1.0, weight]), {})
+        Fold(limits_of(MODEL), 2.0).add(one, torch.tensor([1.0, weight]), {})
 
 
 def test_an_empty_round_is_refused():
     with pytest.raises(TrainingError, match="no client arrived"):
-        Fold(MODEL, 1.0).mean(CTX)
+        Fold(limits_of(MODEL), 1.0).mean(CTX)
 
 
 def test_zero_weight_leaves_the_model_alone():
     one = arrival([0], random_tree(LAYOUT, 1), {}, [1])
-    fold = Fold(MODEL, 1.0)
+    fold = Fold(limits_of(MODEL), 1.0)
     fold.add(one, torch.zeros(1), {})
     blended = fold.mean(CTX)
     assert not any(bool(mask.any()) for mask in blended.covered.values())

@@ -5,6 +5,7 @@ import torch
 
 from sparing.core.errors import ConfigError
 from sparing.core.fold import Collect, Fold, without_unsound
+from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 from sparing.parts import robust
 from sparing.parts.bound import norm_bound
@@ -78,7 +79,7 @@ def test_the_order_of_arrival_does_not_matter(rule):
     votes = {name: torch.rand(x.shape, generator=torch.Generator().manual_seed(1)) < 0.7 for name, x in update.items()}
     blends = []
     for groups in ([ids], [[6, 2], [0, 5, 1], [3], [4]]):
-        fold = Collect(random_tree(LAYOUT, 1, seed=9), 7.0, rule)
+        fold = Collect(limits_of(random_tree(LAYOUT, 1, seed=9)), 7.0, rule)
         for group in groups:
             rows = torch.tensor(group)
             one = {name: x[rows] * votes[name][rows] for name, x in update.items()}
@@ -212,7 +213,10 @@ def test_unsound_arrivals_are_left_out_and_counted(bad):
     model, update = random_tree(LAYOUT, 1, seed=9), random_tree(LAYOUT, 4)
     update["3.bias"][2, 0] = bad
     scope = {"3.weight": torch.ones(4, *LAYOUT.shapes["3.weight"], dtype=torch.bool), "3.bias": None}
-    notes, fold = {"n": torch.arange(4.0) + 1, "loss": torch.tensor([0.0, torch.nan, 0.0, 0.0])}, Fold(model, 1.0)
+    notes, fold = (
+        {"n": torch.arange(4.0) + 1, "loss": torch.tensor([0.0, torch.nan, 0.0, 0.0])},
+        Fold(limits_of(model), 1.0),
+    )
     got = without_unsound(Arrival(update, scope, notes, model, make_ctx([5, 6, 7, 8])), fold)
     assert got.ctx.ids.tolist() == [5, 8]
     assert fold.roster.refused == 2

@@ -189,6 +189,7 @@ def divide_by_votes(sums: Tree, counted: dict[str, Votes]) -> tuple[Tree, dict[s
     covered: dict[str, Tensor | None] = {}
     alike: dict[float, list[str]] = {}
     placed: list[tuple[Tensor, Tensor, Tensor]] = []  # a total, what to divide by, and whether there is something
+    divided: list[tuple[Tensor, Tensor]] = []
     for name, x in sums.items():
         one = counted[name]
         if one.dense is None and one.total is not None and not one.total.is_cuda and float(one.total) > 0:
@@ -200,12 +201,14 @@ def divide_by_votes(sums: Tree, counted: dict[str, Votes]) -> tuple[Tree, dict[s
                 total = place(one.total, x.device)
                 known = [(one.total, total.masked_fill(total == 0, 1.0), total > 0)]
                 placed += known
-            x.div_(known[0][1])
+            divided.append((x, known[0][1]))
             covered[name] = known[0][2].expand(x.shape)
         else:
             dense = one.dense if one.dense is not None else one.spread(x)
             x.div_(dense.masked_fill(dense == 0, 1.0))
             covered[name] = (dense > 0).expand(x.shape)
+    for _, divisor, _ in placed:
+        torch._foreach_div_([x for x, by in divided if by is divisor], divisor)
     for weight, names in alike.items():
         torch._foreach_div_([sums[name] for name in names], _number(weight, first.device))
     return sums, {name: covered[name] for name in sums}

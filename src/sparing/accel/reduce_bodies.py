@@ -90,15 +90,15 @@ def total(x: Tensor) -> Tensor:
 
 def dots(terms: list[Term], k: int) -> Tensor:
     """`reduce.dots` of all terms side by side, in one launch, then all of their blocks together."""
-    if not ready(terms[0].x):
+    both = any(term.plus is not None for term in terms) and any(term.minus is not None for term in terms)
+    if both or not ready(terms[0].x):
         return reduce.dots.plain([_with_rows(term, k) for term in terms], k)
     from sparing.accel.cuda.sums import block_products
 
     planes, shapes = 1 if terms[0].other is None else 3, [term.x.shape[1:] for term in terms]
     xs, pluses, minuses, others, masks = zip(*terms, strict=True)
     x, shift, minus = _joined(xs, shapes, 0.0), _joined(pluses, shapes, 0.0), _joined(minuses, shapes, 0.0)
-    if minus is not None:
-        shift = -minus if shift is None else shift.double() - minus
+    shift = shift if minus is None else -minus
     other = x if all(a is b for a, b in zip(xs, others, strict=True)) else _joined(others, shapes, 0.0)
     given = [x, shift, other, _joined(masks, shapes, True)]
     found = block_products(given, k, tuple(map(math.prod, shapes)))

@@ -1,5 +1,3 @@
-# pyright: reportPrivateImportUsage=false
-# torch._foreach_* are what torch.optim itself is written in, but carry no public name.
 """Stein-rule shrinkage on a GPU, all layers in two kernels, where no mask tells entries apart."""
 
 import torch
@@ -40,8 +38,7 @@ def targets(state: Tree, which: dict[str, int], s: Settings) -> dict[str, Aim]:
     known = [] if s.target != "ema" else [(name, i) for name, i in which.items() if s.betas[i] != 1]
     if not known or not state[f"sum{known[0][1]}/{known[0][0]}"].is_cuda:
         return stein.targets.plain(state, which, s)
-    sums, masses = ([state[f"{kind}{i}/{name}"] for name, i in known] for kind in ("sum", "mass"))
-    found = torch._foreach_div(sums, torch._foreach_clamp_min(masses, TINY))
+    found, masses = ([state[f"{kind}{i}/{name}"] for name, i in known] for kind in ("target", "mass"))
     there = (torch.cat([x.flatten() for x in masses]) > 0).split([x.numel() for x in masses])
     aims = [Aim(m, where.view_as(mass)) for m, where, mass in zip(found, there, masses, strict=True)]
     return dict.fromkeys(which, Aim()) | dict(zip((name for name, _ in known), aims, strict=True))
@@ -61,10 +58,11 @@ def shrink_and_follow(
     sizes, target = tuple(x.numel() for x in xs), side_by_side([aims[name].m for name in names])[0]  # pyright: ignore
     numbers = (beta, 1 - beta, TINY)
     out, many = shrink.shrunk(side_by_side(xs)[0], target, side_by_side(old)[0], mass, c, sizes, numbers)
-    new, sums = ([part.view_as(x) for part, x in zip(row.split(sizes), xs, strict=True)] for row in out[:2])
+    new, sums, aimed = ([part.view_as(x) for part, x in zip(row.split(sizes), xs, strict=True)] for row in out[:3])
     before = [state[f"mass0/{name}"] for name in names]
     masses = [x.view_as(y) for x, y in zip(many.split(1), before, strict=True)]
     followed = {f"sum0/{name}": x for name, x in zip(names, sums, strict=True)}
+    followed |= {f"target0/{name}": x for name, x in zip(names, aimed, strict=True)}
     followed |= {f"mass0/{name}": x for name, x in zip(names, masses, strict=True)}
     return update if c is None else update | dict(zip(names, new, strict=True)), followed
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
-from sparing.core.grid import Grid
+from sparing.core.grid import Grid, Limits
 from sparing.core.method import Arrival, Blended
 from sparing.core.operation import operation
 from sparing.core.roster import Roster
@@ -23,13 +23,13 @@ from sparing.core.votes import Votes, divide_by_votes
 class Fold:
     """A partial weighted sum over some clients of a round: `add` clients, `merge` folds, then take the `mean`."""
 
-    def __init__(self, model: Tree, total_weight: float, uniform: int = 0):
+    def __init__(self, limits: Limits, total_weight: float, uniform: int = 0):
         """`uniform`: so many clients may come whose unweighted mean is wanted too; 0: it is not."""
-        self.grid = Grid(model, total_weight)
+        self.grid = Grid(limits, total_weight)
         self.roster = Roster()
         self.sums: Tree = {}
         self.votes: dict[str, Votes] = {}
-        self.uniform = Fold(model, uniform) if uniform else None
+        self.uniform = Fold(limits, uniform) if uniform else None
 
     def add(self, arrival: Arrival, weight_K: Tensor, seen: dict[str, Tensor]) -> None:
         """Fold in K clients."""
@@ -85,8 +85,8 @@ def add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx)
 class Collect:
     """For blends that need everyone at once (median, Krum): keeps the arrivals until the end, then in id order."""
 
-    def __init__(self, model: Tree, total_weight: float, reduce: Callable):
-        self.grid = Grid(model, total_weight)
+    def __init__(self, limits: Limits, total_weight: float, reduce: Callable):
+        self.grid = Grid(limits, total_weight)
         self.roster = Roster()
         self.reduce = reduce
         self.update: dict[int, Tree] = {}

@@ -5,6 +5,7 @@ of their own, so that their sums are exact too.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,20 @@ MANTISSA = (1 << 52) - 1  # the bits of a float64 below its exponent
 WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
 
 
+class Limits(NamedTuple):
+    """The largest update that each tensor of a model may get in a round, a power of two."""
+
+    names: tuple[str, ...]
+    largest: Tensor  # [tensors] float64
+
+
 class Grid:
     """The largest update of each tensor of a model, and what the weights of a cohort add up to at most."""
 
-    def __init__(self, model: Tree, total_weight: float):
+    def __init__(self, limits: Limits, total_weight: float):
         self.scale = power_above(total_weight)
-        self.places = {name: i for i, name in enumerate(model)}
-        self.limits = update_limits(model) if model else torch.zeros(0)  # [tensors] float64
+        self.places = {name: i for i, name in enumerate(limits.names)}
+        self.limits = limits.largest
 
     def limit(self, name: str) -> Tensor:
         """The largest update of this tensor, a power of two."""
@@ -34,7 +42,7 @@ class Grid:
 
     def shares(self, weight_K: Tensor, ctx: Ctx) -> Tensor:
         """Weights as parts of the scale, float64."""
-        fine_K = (weight_K >= 0) & (weight_K <= self.scale)
+        fine_K = weight_K.clamp(0, self.scale) == weight_K
 
         def too_heavy() -> TrainingError:
             k = int((~fine_K).nonzero()[0])
@@ -80,15 +88,20 @@ def power_above(x: float) -> float:
     return 2.0 ** math.ceil(math.log2(max(x, 1.0)))
 
 
-def update_limits(model: Tree) -> Tensor:
-    """The largest update of every tensor of this model.
+def update_limits(model: Tree, sizes: Tensor) -> Limits:
+    """From the largest magnitude of each tensor.
 
-    >>> update_limits({"w": torch.tensor([[3.0]]), "n": torch.tensor([[3]])}).tolist() == [REACH * 4, COUNTS]
+    >>> model = {"w": torch.tensor([[3.0]]), "n": torch.tensor([[3]])}
+    >>> update_limits(model, bounds(model)).largest.tolist() == [REACH * 4, COUNTS]
     True
     """
-    bits = bounds(model).clamp(min=1.0).view(torch.int64)
+    bits = sizes.clamp(min=1.0).view(torch.int64)
     found = bits.add_(MANTISSA).bitwise_and_(~MANTISSA).view(torch.float64).mul_(REACH)  # the next power of two
     counts = tuple(i for i, x in enumerate(model.values()) if not x.is_floating_point())
     if counts:
         found.index_fill_(0, constants(counts, found.device), COUNTS)
-    return found
+    return Limits(tuple(model), found)
+
+
+def limits_of(model: Tree) -> Limits:
+    return update_limits(model, bounds(model))

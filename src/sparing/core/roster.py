@@ -39,17 +39,17 @@ class Roster:
         """(ids on the host, shares, scalars), all in id order."""
         if not self.ids:
             raise TrainingError("no client arrived in this round; raise `sample` or check who is available")
-        order = torch.tensor(self.ids).argsort()
-        sorted_already = bool((order[1:] > order[:-1]).all())
+        order = sorted(range(len(self.ids)), key=self.ids.__getitem__)
+        index = None if order == list(range(len(order))) else torch.tensor(order)
 
         def whole(parts: list[Tensor]) -> Tensor:
             x = parts[0] if len(parts) == 1 else torch.cat(parts)
-            return x if sorted_already else x[place(order, x.device)]
+            return x if index is None else x[place(index, x.device)]
 
         share = whole([share_K for share_K, _ in self.parts])
         ctx.require(share.sum() <= 2, heavier_than_said)
         seen = {name: whole([scalars[name] for _, scalars in self.parts]) for name in self.parts[0][1]}
-        return torch.tensor(self.ids)[order], share, seen
+        return whole([torch.tensor(self.ids)]), share, seen
 
 
 def heavier_than_said() -> TrainingError:

@@ -20,6 +20,7 @@ from sparing.core.context import Ctx
 from sparing.core.download import about
 from sparing.core.errors import MethodError, SparingError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold, without_unsound
+from sparing.core.grid import Limits, limits_of, update_limits
 from sparing.core.method import (
     Arrival,
     Blended,
@@ -50,6 +51,7 @@ class Server(NamedTuple):
     blend: Tree
     fit: Remembered
     seen: Tensor  # bool [clients], on the host: who has been in a round before
+    limits: Limits  # how large an update of each tensor may be in the next round
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
 
@@ -60,7 +62,7 @@ class Server(NamedTuple):
     def to(self, device: torch.device) -> "Server":
         trees = (self.model, self.share, self.blend, self.fit, self.past)
         model, share, blend, fit, past = (to(part, device) for part in trees)
-        return Server(model, share, blend, fit, self.seen.cpu(), self.rows, past)
+        return Server(model, share, blend, fit, self.seen.cpu(), limits_of(model), self.rows, past)
 
 
 def first_server(
@@ -75,7 +77,7 @@ def first_server(
     fit = method.fit.resize.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool)
     share, past = looked(method, method.share.init(model), model, gradient), first_past(method, model, clients)
-    return Server(model, share, blend, fit, seen, rows, past)
+    return Server(model, share, blend, fit, seen, limits_of(model), rows, past)
 
 
 def first_row(method: Method, model: Tree) -> Tree:
@@ -106,9 +108,9 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
     """An empty fold for this cohort; its grid depends on the model and the cohort's weights only."""
     total = method.blend.weigh.most(ctx)
     if method.blend.collect is not None:
-        return Collect(server.model, total, method.blend.collect)
+        return Collect(server.limits, total, method.blend.collect)
     uniform = any(step.uniform for step in method.blend.steps)
-    return Fold(server.model, total, ctx.cohort if uniform else 0)
+    return Fold(server.limits, total, ctx.cohort if uniform else 0)
 
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
@@ -314,7 +316,7 @@ def settle(
         blended, past, broadcast = told(method, server.model, past, blended, ctx)
         reports.append(broadcast)
     model = move(server.model, blended.update, blended.covered)
-    require_finite(model, f"after round {ctx.round}", ctx)
+    limits = checked_limits(model, f"after round {ctx.round}", ctx)
     share, learned = method.share.learn(server.share, blended, ctx)
     share = looked(method, share, model, gradient)
     reports.append(learned)
@@ -324,7 +326,7 @@ def settle(
         reports.append(learned)
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
-    return Server(model, share, state, fit, server.seen, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
+    return Server(model, share, state, fit, server.seen, limits, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
 
 
 def blend_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Tree, list[Report]]:
@@ -419,9 +421,11 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     ctx.require(some_K, no_samples)
 
 
-def require_finite(model: Tree, when: str, ctx: Ctx) -> None:
+def checked_limits(model: Tree, when: str, ctx: Ctx) -> Limits:
+    """How large the next updates may be, of a model that must be finite."""
     sizes = bounds(model)
     ctx.require(sizes < math.inf, lambda: infinite_layer(model, sizes, when) or SparingError(when))
+    return update_limits(model, sizes)
 
 
 def infinite_layer(model: Tree, sizes: Tensor, when: str) -> TrainingError | None:

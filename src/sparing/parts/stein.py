@@ -108,13 +108,13 @@ def refuse_twice(method: Method) -> None:
 
 
 def first_state(model: Tree, s: Settings) -> Tree:
-    """Targets are kept as sums of updates and the mass of their weights."""
+    """Targets are kept with the sums of updates and the mass of their weights that they are the quotients of."""
     state: Tree = {"rounds": torch.zeros(1, dtype=torch.int64, device=next(iter(model.values())).device)}
     for name, x in model.items():
         x = x.double()
         if s.target == "ema":
             for i in range(len(s.betas)):
-                state[f"sum{i}/{name}"] = torch.zeros_like(x)
+                state[f"sum{i}/{name}"] = state[f"target{i}/{name}"] = torch.zeros_like(x)
                 state[f"mass{i}/{name}"] = x.new_zeros([1] * x.dim())  # one number, until masks tell entries apart
         if s.learn_beta:
             state[f"miss/{name}"] = x.new_zeros(1, len(s.betas))
@@ -140,8 +140,7 @@ def targets(state: Tree, which: dict[str, int], s: Settings) -> dict[str, Aim]:
         if s.target != "ema" or s.betas[i] == 1:
             aims[name] = Aim()
         else:
-            mass = state[f"mass{i}/{name}"]
-            aims[name] = Aim(state[f"sum{i}/{name}"] / mass.clamp_min(TINY), mass > 0)
+            aims[name] = Aim(state[f"target{i}/{name}"], state[f"mass{i}/{name}"] > 0)
     return aims
 
 
@@ -250,6 +249,7 @@ def follow(state: Tree, names: list[str], blended: Blended, s: Settings) -> Tree
                 key = f"{kind}{i}/{name}"
                 new, covered = beta * state[key] + x, blended.covered[name]
                 moved[key] = new if covered is None else torch.where(covered, new, state[key])
+            moved[f"target{i}/{name}"] = moved[f"sum{i}/{name}"] / moved[f"mass{i}/{name}"].clamp_min(TINY)
     return moved
 
 

@@ -1,5 +1,4 @@
 from sparing.core.codec import chain
-from sparing.core.compose import with_rule
 from sparing.core.errors import ConfigError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
@@ -18,7 +17,7 @@ def ef21(ratio: float | None = None) -> Recipe:
         names = [n for n in layout.floats if n not in home]
         codec = chain(*method.up) if method.up else sparse.topk(layout, 0.1 if ratio is None else ratio)
         steps = (*method.blend.steps, parts.estimated(names))
-        method = with_rule(method, parts.refuse_other_sums)
+        method = method._replace(rules=(parts.refuse_other_sums, *method.rules))  # it speaks before those of its stages
         return method._replace(up=(parts.ef21(layout, names, codec),), blend=method.blend._replace(steps=steps))
 
     return apply

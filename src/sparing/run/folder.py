@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.grid import limits_of
 from sparing.core.round import Server
 from sparing.core.tree import Tree, prefixed, under
 from sparing.engines.engine import Evaluation, Outcome
@@ -176,7 +177,7 @@ def config_of(path: str | Path) -> dict[str, Any]:
 def server_of(tensors: Tree) -> Server:
     """The server as a checkpoint has it."""
     model, share, blend, fit, past = (under(part, tensors) for part in ("model", "share", "blend", "fit", "past"))
-    return Server(model, share, blend, fit, tensors["seen"], past=past)
+    return Server(model, share, blend, fit, tensors["seen"], limits_of(model), past=past)
 
 
 def refuse_taken(path: Path) -> None:
