@@ -34,14 +34,14 @@ from sparing.core.compose import compose, uplink
 from sparing.core.context import context
 from sparing.core.method import Local, Phase, View
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.registry import known
+from sparing.core.registry import known_recipes
 from sparing.core.tree import Layout, layout_of, tree_of
-from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.parts import sparse
-from sparing.parts.tight import tight
-from sparing.run.methods import recipes
-from sparing.task.build import build_task
+from sparing.parts.code import sparsifiers
+from sparing.parts.code.tight import tight_codec
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.tasks.build import build_task
 from sparing.train.local import train
+from sparing.wire import from_bytes, parcel_sizes, to_bytes
 
 TASKS: dict[str, dict[str, Any]] = {
     "cnn": {
@@ -76,7 +76,7 @@ OURS |= {"int8, tight": ["int8", "tight"], "STC 1 %, tight": [{"stc": {"ratio": 
 OURS |= {f"ecsq {step:g} rms": [{"ecsq": {"step": step}}] for step in (0.02, 0.1, 0.5, 1, 2, 3, 5)}
 ENERGIES = (0.2, 0.35, 0.5, 0.75, 0.85, 0.9, 0.95, 0.98, 0.995)
 OURS |= {f"low rank {100 * e:g} %": [{"lowrank": {"energy": e}}] for e in ENERGIES}
-if "budget" in known():
+if "budget" in known_recipes():
     OURS |= {f"budget {kb} kB": [{"budget": {"bytes": f"{kb}kB"}}] for kb in (2, 5, 20, 80, 320)}
 KINDS = ("top-k", "int8", "STC", "ecsq", "low rank", "budget")
 """Ours of one kind are points of one curve."""
@@ -133,7 +133,7 @@ def update_of(name: str, folder: Path, device: str = "cpu") -> Update:
 
 def ours(update: Update, method: list[Any]) -> tuple[Callable[[], bytes], Callable[[bytes], dict[str, Tensor]]]:
     """The library's own way: codecs, then the wire."""
-    codec = uplink(compose(update.layout, *recipes(method))._replace(memory=False))
+    codec = uplink(compose(update.layout, *recipes_from_entries(method))._replace(memory=False))
     one = torch.tensor([0])
     ctx = context(0, 1, 1, one, one + 1, 1, 1, cohort=1)
     plain = Schema({n: Spec(tuple(x.shape[1:]), x.dtype) for n, x in update.delta.items()}, {})
@@ -321,13 +321,13 @@ def index_bytes(update: Update) -> list[str]:
     layout = update.layout
     for ratio in (0.1, 0.01, 0.001):
         floor, found = 0.0, []
-        for stages in ([sparse.topk(layout, ratio)], [sparse.topk(layout, ratio), tight()]):
+        for stages in ([sparsifiers.topk_codec(layout, ratio)], [sparsifiers.topk_codec(layout, ratio), tight_codec()]):
             parcel = Parcel({name: Leaf(x) for name, x in update.params.items()}, {})
             one = torch.tensor([0])
             view = View(context(0, 1, 1, one, one + 1, 1, 1), {}, {}, {})
             for stage in stages:
                 parcel, _ = stage.encode(parcel, {}, view)
-            found.append(float(sizes(parcel)["index"][0]) + len(parcel.leaves))
+            found.append(float(parcel_sizes(parcel)["index"][0]) + len(parcel.leaves))
             floor = sum(choices(leaf.value[0].numel(), int(leaf.keep[0].sum())) for leaf in parcel.leaves.values()) / 8
         said.append(f"{ratio:.1%}: closed form {found[0] / floor:.2f}, tight {found[1] / floor:.2f} of log2 C(d, k)")
     return said

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from forked import METHODS, begun, done, ended, outcome, progress, study_of, warm
 
-from sparing.run.config import Study
-from sparing.run.gather import read
-from sparing.run.results import Record
-from sparing.run.start import resume, start
+from sparing.reports.run_folders import read_run_folder
+from sparing.runs.results import Record
+from sparing.runs.start import resume, start_run
+from sparing.runs.study import Study
 
 CASES = {
     "psfed, memory": (METHODS["psfed"], "memory"),
@@ -36,7 +36,7 @@ def made(folder: Path, study: Study, rounds: int | None) -> None:
             raise Stop
 
     try:
-        start(study, out=folder, loggers=[stop], key=bytes(32))
+        start_run(study, out=folder, loggers=[stop], key=bytes(32))
     except Stop:
         return
 
@@ -70,7 +70,7 @@ def corrupted(data: bytes, draw: random.Random) -> tuple[str, bytes | None]:
 
 def plain(folder: Path) -> list[dict]:
     """The table of rounds, without how long they took."""
-    return [{k: v for k, v in vars(record).items() if k != "seconds"} for record in read(folder).table]
+    return [{k: v for k, v in vars(record).items() if k != "seconds"} for record in read_run_folder(folder).table]
 
 
 def compared(folder: Path, want: list) -> None:

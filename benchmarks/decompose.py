@@ -17,21 +17,21 @@ import torch
 import torch.nn.functional as F
 
 from sparing.core.context import context
-from sparing.core.factors import matrix_of, product
 from sparing.core.tree import layout_of, tree_of
-from sparing.parts.lowrank import lowrank, rank_of
-from sparing.task.data import load
-from sparing.task.models import network
+from sparing.data import load_dataset
+from sparing.models import build_network
+from sparing.parts.factors import factor_product, matrix_of
+from sparing.parts.size.fedhm.low_rank import lowrank, rank_of
 
 RATIOS = (1, 0.5, 0.25, 0.125)
 
 
 def trained(rounds, steps):
     """The server's model before and after each round of real training."""
-    data = load("digits")
+    data = load_dataset("digits")
     x, y = data.x.float(), data.y
     torch.manual_seed(0)
-    net = network("resnet18", tuple(x.shape[1:]), 10)
+    net = build_network("resnet18", tuple(x.shape[1:]), 10)
     layout, optimiser = layout_of(net), torch.optim.SGD(net.parameters(), lr=0.003, momentum=0.9)
     models, losses = [tree_of(net, layout)], []
     for _ in range(rounds):
@@ -82,7 +82,7 @@ def measured(fit, models, names):
             for ratio in RATIOS[1:]:
                 r = rank_of(tuple(model[name].shape[1:]), ratio)
                 a, b = state[f"a/{name}"][:, :, :r].double(), state[f"b/{name}"][:, :r].double()
-                error, least = torch.dist(m, matrix_of(product(a, b))[0]), best[name][r:].double().norm()
+                error, least = torch.dist(m, matrix_of(factor_product(a, b))[0]), best[name][r:].double().norm()
                 excess.append(float(error / least) - 1)
     return statistics.median(full), statistics.median(ours), max(excess), statistics.mean(excess), fallbacks
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from sparing.core.errors import SparingError
-from sparing.run.config import Study, study_from
-from sparing.run.start import resume, start
+from sparing.runs.start import resume, start_run
+from sparing.runs.study import Study, study_from
 
 METHODS = {
     "psfed": ["psfed", "topk", "int8", "memory"],
@@ -41,7 +41,7 @@ def study_of(method: list[Any], bank: str, model: str = "cnn", **more: Any) -> S
 def warm() -> None:
     """All that a first run imports and reads, once; on one thread, since a fork copies no threads."""
     torch.set_num_threads(1)
-    start(study_of(METHODS["psfed"], "memory", rounds=1))
+    start_run(study_of(METHODS["psfed"], "memory", rounds=1))
 
 
 def begun(action: Callable[[], Any]) -> tuple[int, int]:
@@ -85,7 +85,7 @@ def go_on(folder: Path, study: Study) -> None:
     if (folder / "config.yaml").exists():
         resume(folder)
     else:
-        start(study, out=folder)
+        start_run(study, out=folder)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import torch
 from fuzz_files import Case, cases, hostile
 
 from sparing.core.errors import SparingError
-from sparing.task.data import known
+from sparing.data import known_datasets
 
 LIMIT = 1 << 30
 LONGEST = 10  # seconds of processor time
@@ -199,7 +199,7 @@ def begin() -> None:
     import sklearn.datasets  # noqa: F401
 
     torch.set_num_threads(1)
-    known()
+    known_datasets()
 
 
 def table(rows: dict[str, Row]) -> str:

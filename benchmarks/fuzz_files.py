@@ -43,11 +43,11 @@ from fuzz_damage import (
 )
 from PIL import Image
 
-from sparing.run.config import load_study
-from sparing.task.data import cache, load
-from sparing.task.dataset import Dataset
-from sparing.task.fleet import read_capacity, read_trace
-from sparing.task.split.lists import read_lists
+from sparing.data import cache, load_dataset
+from sparing.data.dataset import Dataset
+from sparing.fleet.fleet import read_capacity, read_trace
+from sparing.runs.study import load_study
+from sparing.split.index_lists import read_index_lists
 
 
 class Case(NamedTuple):
@@ -116,7 +116,7 @@ def leaf(x: list[Any], y: list[Any]) -> bytes:
 
 
 def loading(name: str, **options: Any) -> Callable[[Path], Any]:
-    return lambda folder: load(name, **options)
+    return lambda folder: load_dataset(name, **options)
 
 
 IDX = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -164,7 +164,9 @@ def npz_cases() -> Iterator[Case]:
     name = "office_caltech10_32.npz"
     yield Case("npz", {name: office}, name, damage, loading("office-caltech10", side=8))
     lists = npz(train_0=[0, 1], train_1=[2], test_0=[3], test_1=[4])
-    yield Case("npz", {"lists.npz": lists}, "lists.npz", damage, lambda folder: read_lists(folder / "lists.npz", 5))
+    yield Case(
+        "npz", {"lists.npz": lists}, "lists.npz", damage, lambda folder: read_index_lists(folder / "lists.npz", 5)
+    )
 
 
 def idx_cases() -> Iterator[Case]:
@@ -217,7 +219,7 @@ def text_cases() -> Iterator[Case]:
     held = {f"shakespeare/{half}/a.json": leaf(["to be, or"], ["n"]) for half in ("train", "test")}
     yield Case("LEAF, json", held, "shakespeare/train/a.json", json_value, loading("shakespeare", length=9))
     lists = {"lists.json": b'{"train": [[0, 1], [2]], "test": [[3], [4]]}'}
-    yield Case("LEAF, json", lists, "lists.json", json_value, lambda folder: read_lists(folder / "lists.json", 5))
+    yield Case("LEAF, json", lists, "lists.json", json_value, lambda folder: read_index_lists(folder / "lists.json", 5))
     said = lzma.compress(b'{"HAMLET": ["to be, or not to be"], "GHOST": ["mark me, mark me"]}')
     name, damage = "shakespeare_roles.json.xz", inside(lzma.compress, lzma.decompress, json_value)
     yield Case("xz, bz2", {name: said}, name, damage, loading("shakespeare", length=5))
@@ -241,10 +243,10 @@ def cache_cases() -> Iterator[Case]:
     made = Dataset("a", torch.from_numpy(FEATURES.copy()), torch.tensor([0, 1]), 2)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "a" / "b"
-        cache.keep(made, place, "asked")
+        cache.write_cached(made, place, "asked")
         held = {f"kept/{file.name}": file.read_bytes() for file in place.iterdir()}
     for target, damage in (("about.json", json_value), ("0.npy", npy_header), ("1.npy", npy_header)):
-        yield Case("cache", held, f"kept/{target}", damage, lambda folder: cache.opened(folder / "kept"))
+        yield Case("cache", held, f"kept/{target}", damage, lambda folder: cache.open_cached(folder / "kept"))
 
 
 def cases() -> list[Case]:

@@ -32,11 +32,22 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError
-from sparing.core.parcel import Leaf, Parcel, Schema, sent
+from sparing.core.parcel import Leaf, Parcel, Schema, sent_mask
 from sparing.core.tree import cleared
-from sparing.core.wire import ans, chances, codes, dense, from_bytes, index, places, schema_of, to_bytes, version_of
-from sparing.core.wire.frame import CRC, HASH, MAGIC, read_header
-from sparing.core.wire.index import Reader, varint
+from sparing.wire import (
+    dense_bytes,
+    frequencies,
+    from_bytes,
+    index,
+    rans,
+    schema_of,
+    tight_index,
+    tight_values,
+    to_bytes,
+    version_of,
+)
+from sparing.wire.frame import CRC, HASH, MAGIC, read_header
+from sparing.wire.index import Reader, varint
 
 HEAD = len(MAGIC) + 1 + HASH
 CONSTANT = 4 << 20
@@ -57,7 +68,7 @@ def mask(rng: torch.Generator, density: float, *shape: int) -> Tensor:
 
 def kept(value: Tensor, *keep: Tensor, scope: Tensor | None = None, **rest: object) -> Leaf:
     leaf = Leaf(value, scope, keep, **rest)  # pyright: ignore[reportArgumentType]
-    return leaf._replace(value=cleared(value, sent(leaf)))
+    return leaf._replace(value=cleared(value, sent_mask(leaf)))
 
 
 def some_codes(rng: torch.Generator, bits: int, *shape: int) -> Tensor:
@@ -153,7 +164,7 @@ def long(rng: torch.Generator) -> Parcel:
 
 
 def many_lanes(parcel: Parcel) -> bytes:
-    with mock.patch.object(ans, "lanes_for", lambda price, n: 128 if n > ans.FEW else 0):
+    with mock.patch.object(rans, "lanes_for", lambda price, n: 128 if n > rans.FEW else 0):
         return to_bytes(parcel, 0, "fuzz")
 
 
@@ -306,7 +317,7 @@ def assert_valid(parcel: Parcel, data: bytes, schema: Schema, again: bool) -> No
         leaf = parcel.leaves[name]
         assert (leaf.value.shape, leaf.value.dtype) == ((1, *spec.shape), spec.dtype)
         assert [m.shape for m in leaf.keep] == [(1, *grain) for grain in spec.grains]
-        empty = sent(leaf)
+        empty = sent_mask(leaf)
         if empty is not None:
             rest = leaf.value.masked_fill(empty.expand_as(leaf.value), 0)
             assert not rest.view(torch.uint8).any()
@@ -360,7 +371,7 @@ def attempt(data: bytes, schema: Schema, report: Report) -> None:
     report.count += 1
     report.reached += reaches(data, schema)
     rare = report.count % OFTEN == 0
-    room = dense(schema)
+    room = dense_bytes(schema)
     parcel, start = None, time.process_time()
     if rare:
         tracemalloc.start()
@@ -402,12 +413,12 @@ def too_long(*_: Any) -> None:
 
 
 DECODERS = (  # and how many codes they know
-    (index, "decode", 4),
-    (places, "decode", 6),
-    (codes, "decode", 6),
-    (chances, "read", 4),
-    (ans, "read_numbers", 0),
-    (ans, "read_lanes", 0),
+    (index, "decode_index", 4),
+    (tight_index, "decode_tight_index", 6),
+    (tight_values, "decode_tight_values", 6),
+    (frequencies, "read_frequencies", 4),
+    (rans, "read_numbers", 0),
+    (rans, "read_lanes", 0),
 )
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from forked import METHODS, begun, done, ended, outcome, progress, study_of, warm
 
-from sparing.run.results import Record
-from sparing.run.start import resume, start
+from sparing.runs.results import Record
+from sparing.runs.start import resume, start_run
 
 WAYS = ("run, then run", "run, then resume", "resume, then resume", "resume, then run")
 
@@ -29,11 +29,11 @@ def main() -> None:
         for bank in ("memory", "file"):
             study = study_of(METHODS["psfed"], bank)
             alone, half, began = Path(place) / f"alone-{bank}", Path(place) / f"half-{bank}", time.perf_counter()
-            code, said = done(lambda f=alone, s=study: start(s, out=f))
+            code, said = done(lambda f=alone, s=study: start_run(s, out=f))
             took = time.perf_counter() - began
             if code:
                 raise SystemExit(said)
-            done(lambda f=half, s=study: start(s, out=f, loggers=[stop]))
+            done(lambda f=half, s=study: start_run(s, out=f, loggers=[stop]))
             want = outcome(alone)
             for way in WAYS:
                 first, second = way.split(", then ")
@@ -42,7 +42,7 @@ def main() -> None:
                     folder = Path(place) / f"{bank}-{way}-{i}"
                     if first == "resume":
                         shutil.copytree(half, folder)
-                    act = {"run": lambda f=folder, s=study: start(s, out=f), "resume": lambda f=folder: resume(f)}
+                    act = {"run": lambda f=folder, s=study: start_run(s, out=f), "resume": lambda f=folder: resume(f)}
                     one = begun(act[first])
                     time.sleep(draw.uniform(0, took))
                     other = begun(act[second])

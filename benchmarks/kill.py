@@ -16,8 +16,8 @@ from pathlib import Path
 
 from forked import METHODS, begun, done, ended, go_on, outcome, progress, study_of, warm
 
-from sparing.run.config import Study
-from sparing.run.start import start
+from sparing.runs.start import start_run
+from sparing.runs.study import Study
 
 PART = ".checkpoint.safetensors.part"
 
@@ -55,7 +55,7 @@ def main() -> None:
         whole = {}
         for method, bank in cases:
             folder, began = Path(place) / f"{method}-{bank}", time.perf_counter()
-            code, said = done(lambda m=method, b=bank, f=folder: start(study_of(METHODS[m], b), out=f))
+            code, said = done(lambda m=method, b=bank, f=folder: start_run(study_of(METHODS[m], b), out=f))
             if code:
                 raise SystemExit(said)
             whole[method, bank] = outcome(folder), time.perf_counter() - began

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 import sparing
 from sparing.core.compose import uplink
 from sparing.core.round import client, first_client, first_server, outgoing
-from sparing.core.tree import expand
-from sparing.engines.engine import context
-from sparing.run.accountant import epsilon
-from sparing.run.config import study_from
-from sparing.run.start import settled
-from sparing.task.build import build_task
-from sparing.task.models import network
+from sparing.core.tree import expand_rows
+from sparing.engines.engine import cohort_context
+from sparing.models import build_network
+from sparing.runs.privacy.accountant import epsilon_of_cohorts
+from sparing.runs.start import settle_study
+from sparing.runs.study import study_from
+from sparing.tasks.build import build_task
 
 CLIP, DELTA = 0.5, 1e-5
 BEST = 60.0  # dB: beyond it a picture is the same to the eye and to most numbers
@@ -76,13 +76,13 @@ class Seen(NamedTuple):
 def uploads(case: Case, x: Tensor, y: Tensor) -> list[Seen]:
     """Of one client for every batch, in its first round."""
     batches = list(zip(x.split(case.batch), y.split(case.batch), strict=True))
-    task = sparing.Task(lambda: network({"mlp": {"hidden": [64, 64]}}, tuple(x.shape[1:]), 10), batches)
+    task = sparing.Task(lambda: build_network({"mlp": {"hidden": [64, 64]}}, tuple(x.shape[1:]), 10), batches)
     local = {"steps": 1, "batch": case.batch, "lr": 0.1}
-    job, _ = settled(study_from({"method": case.method, "local": local, "sample": 1.0}), task)
+    job, _ = settle_study(study_from({"method": case.method, "local": local, "sample": 1.0}), task)
     server, n = first_server(job.method, job.initial, len(task)), len(task)
-    ctx = context(job, server, torch.arange(n), 1)
+    ctx = cohort_context(job, server, torch.arange(n), 1)
     with torch.no_grad():
-        state = expand(first_client(job.method, job.initial), n)
+        state = expand_rows(first_client(job.method, job.initial), n)
         up, _ = client(job.method, state, outgoing(job.method, server, ctx), job.train, ctx)
     got = uplink(job.method).decode(up, ctx) if case.keyed else up
     everywhere = torch.ones(1, dtype=torch.bool)
@@ -168,7 +168,7 @@ def draw(path: str, rows: dict[str, Tensor]) -> None:
 
 def line(name: str, x: Tensor, found: Tensor, noise: float = 0.0) -> str:
     marks = [psnr(one, other) for one, other in zip(x, found, strict=True)]
-    spent = f"{epsilon(noise, Counter({(1, 1): 1}), DELTA):.3g}" if noise else ""
+    spent = f"{epsilon_of_cohorts(noise, Counter({(1, 1): 1}), DELTA):.3g}" if noise else ""
     return f"| {name} | {sum(marks) / len(marks):.1f} | {min(marks):.1f} | {max(marks):.1f} | {spent} |"
 
 

@@ -18,7 +18,7 @@ from peers.shapes import cnn
 from torch import nn
 
 import sparing
-from sparing.task.build import build_task
+from sparing.tasks.build import build_task
 
 CLIENTS, COHORT = 1000, 50
 

@@ -26,7 +26,7 @@ from sparing.core.method import Arrival, Blended
 from sparing.core.round import Under, first_row, first_server, outgoing
 from sparing.core.tree import Tree, layout_of, tree_of
 from sparing.recipes.pfedsim import pfedsim
-from sparing.run.bank import Bank, open_bank
+from sparing.storage.bank import Bank, open_bank
 
 POOL = 32
 

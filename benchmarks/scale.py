@@ -17,7 +17,7 @@ from torch import nn
 
 import sparing
 from sparing.core.tree import layout_of
-from sparing.task.clients import Clients
+from sparing.data.clients import Clients
 
 
 def net() -> nn.Module:

@@ -30,7 +30,7 @@ from peers.child import Spec
 from peers.contest import apart, contest
 from peers.shapes import MODELS, Shape, shape_of
 
-from sparing.run.environment import commit
+from sparing.runs.environment import package_commit
 
 METHODS = ("psfed", "pfedsim", "fedscr", "fedhm", "sr-fedavg+topk")
 PEERS = {"pfl": "by_pfl", "flower": "by_flower", "plain": "plain"}
@@ -161,7 +161,7 @@ def machine(device: str) -> dict[str, Any]:
         "device": device if device == "cpu" else torch.cuda.get_device_name(device),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "commit": commit(),
+        "commit": package_commit(),
     }
 
 

@@ -19,8 +19,8 @@ from peers.shapes import MODELS, shape_of
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from sparing.run.loop import Run
-from sparing.run.start import fresh, planned
+from sparing.runs.loop import RunState
+from sparing.runs.start import new_run, settle_study_and_plan
 
 KINDS = {
     "convolutions": ("slide_kernel", "row_kernel", "gather_kernel", "correlate_kernel", "conv", "thnn"),
@@ -56,8 +56,8 @@ def main() -> None:
     shape = shape_of(args.shape, args.device)
     plan = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.plan)}
     study, task = study_of(shape, args.method.split("+"), plan, args.device, args.seed)
-    job, study, _ = planned(study, task)
-    with closing(fresh(study, job, None)) as run:
+    job, study, _ = settle_study_and_plan(study, task)
+    with closing(new_run(study, job, None)) as run:
         play(run, 5)
         seconds = min(timed(run, args.rounds) for _ in range(3))
         kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if args.device != "cpu" else [])
@@ -66,7 +66,7 @@ def main() -> None:
     show(args, shape, seconds, spent(seen, args.device, args.rounds))
 
 
-def timed(run: Run, rounds: int) -> float:
+def timed(run: RunState, rounds: int) -> float:
     began = time.perf_counter()
     play(run, rounds)
     return (time.perf_counter() - began) / rounds

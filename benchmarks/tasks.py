@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 import sparing
-from sparing.task.build import shared_out
-from sparing.task.split import report
-from sparing.ui.plots.split import draw_split
+from sparing.reports.split_picture import draw_split
+from sparing.split import split_report
+from sparing.tasks.build import load_and_partition
 
 SGD = {"lr": 0.05, "momentum": 0.9}
 TASKS = {
@@ -83,8 +83,8 @@ def main() -> None:
     for name in args.names:
         study = dict(TASKS[name])
         task = study["task"]
-        pool, parts = shared_out(task["data"], task.get("clients"), task["split"], args.seed)
-        draw_split(report(parts, pool), args.pictures / f"{name}.png")
+        pool, parts = load_and_partition(task["data"], task.get("clients"), task["split"], args.seed)
+        draw_split(split_report(parts, pool), args.pictures / f"{name}.png")
         for method in METHODS:
             began = time.perf_counter()
             result = sparing.run(method=method, seed=args.seed, evaluate={"every": study["rounds"]}, **study)

@@ -15,11 +15,11 @@ from pathlib import Path
 from rich.console import Console
 
 import sparing
-from sparing.run.compare import compare
-from sparing.run.config import study_from
-from sparing.run.gather import grouped, is_there, read
-from sparing.run.start import start
-from sparing.ui.compare import show
+from sparing.reports.comparison import compare_groups
+from sparing.reports.comparison_tables import print_comparison
+from sparing.reports.run_folders import group_runs, holds_study, read_run_folder
+from sparing.runs.start import start_run
+from sparing.runs.study import study_from
 
 METHODS = {
     "fedavg": "fedavg",
@@ -42,12 +42,12 @@ def main() -> None:
         for seed in range(args.seeds):
             folder = args.out / f"{name}-{seed}"
             study = study_from({**STUDY, "method": method, "rounds": args.rounds, "seed": seed})
-            there = is_there(study, folder, "choose another place with --out")
-            result = sparing.resume(folder) if there else start(study, out=folder)
+            there = holds_study(study, folder, "choose another place with --out")
+            result = sparing.resume(folder) if there else start_run(study, out=folder)
             folders.append(folder)
             print(f"{name:8} seed {seed}   {result.accuracy:6.1%}   {result.up_bytes / 1e6:6.2f} MB up")
-    groups, _ = grouped([read(folder) for folder in folders])
-    show(compare(groups), Console())
+    groups, _ = group_runs([read_run_folder(folder) for folder in folders])
+    print_comparison(compare_groups(groups), Console())
 
 
 if __name__ == "__main__":

@@ -6,12 +6,12 @@ Each is a few lines; the decorator gives it a name, and from then on it combines
 """
 
 import torch
+from sparing.core.protocols import Arrival, Codec, Method, Recipe, Share, View, Weigh
 
 import sparing
-from sparing.core.compose import narrow, weighed_by
+from sparing.core.compose import narrow_share, weighed_by
 from sparing.core.keys import Ctx
 from sparing.core.parcel import Cut, Cuts, Parcel, Schema, cleared
-from sparing.core.protocols import Arrival, Codec, Method, Recipe, Share, View, Weigh
 from sparing.core.reduce import total
 from sparing.core.registry import recipe
 from sparing.core.tree import Tree
@@ -31,7 +31,7 @@ def alternate(every: int = 2) -> Recipe:
             return {name: Cut() for name in layout.shapes if name not in home}
 
         share = Share(down=lambda state, model, ctx: cuts(ctx), up=lambda got, ctx: cuts(ctx), own=biases)
-        return method._replace(share=narrow(method.share, share))
+        return method._replace(share=narrow_share(method.share, share))
 
     return apply
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from rich.console import Console
 
 import sparing
-from sparing.run.compare import compare
-from sparing.run.config import load_study
-from sparing.run.gather import grouped, is_there, read
-from sparing.run.h5 import write_runs
-from sparing.run.start import start
-from sparing.ui.compare import csv_text, show
-from sparing.ui.report.files import write
-from sparing.ui.report.page import figures
+from sparing.reports.comparison import compare_groups
+from sparing.reports.comparison_tables import comparison_csv, print_comparison
+from sparing.reports.figure_files import write_figures
+from sparing.reports.h5_files import write_h5_files
+from sparing.reports.html_page import report_figures
+from sparing.reports.run_folders import group_runs, holds_study, read_run_folder
+from sparing.runs.start import start_run
+from sparing.runs.study import load_study
 
 LIGHT = Path(__file__).parents[1] / "configs" / "sr-light.yaml"
 DIGITS = ["task.data=digits", "task.model=mlp", "local.lr=0.3"]  # to suit 1,797 samples
@@ -47,17 +47,17 @@ def main() -> None:
         for seed in range(args.seeds):
             one = study.model_copy(update={"method": method, "seed": seed})
             folder = args.out / "runs" / f"{data}_{name}_{seed}"
-            there = is_there(one, folder, "choose another place with --out")
-            tables.append((sparing.resume(folder) if there else start(one, out=folder)).table)
+            there = holds_study(one, folder, "choose another place with --out")
+            tables.append((sparing.resume(folder) if there else start_run(one, out=folder)).table)
             folders.append(folder)
         algorithm, _, topk = name.partition("_")
-        write_runs(results, str(data), algorithm, "study" + topk, tables)
-    groups, _ = grouped([read(folder) for folder in folders])
-    found = compare(groups, warmup=options["warmup"])
-    (results / "comparison.csv").write_text(csv_text(found))
-    made = dict(figures(groups))
-    write([made["Accuracy by round"], made["Stability"]], results, ["png"])
-    show(found, Console())
+        write_h5_files(results, str(data), algorithm, "study" + topk, tables)
+    groups, _ = group_runs([read_run_folder(folder) for folder in folders])
+    found = compare_groups(groups, warmup=options["warmup"])
+    (results / "comparison.csv").write_text(comparison_csv(found))
+    made = dict(report_figures(groups))
+    write_figures([made["Accuracy by round"], made["Stability"]], results, ["png"])
+    print_comparison(found, Console())
     print(f"H5 files, comparison.csv and figures are in {results}")
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from sparing.run import plan
+from sparing.runs.plan import settle
 
 sys.path.insert(0, str(Path(__file__).parent))
-plan.LONG = math.inf  # plans are chosen by rule: no test depends on what was measured
+settle.LONG_RUN_SECONDS = math.inf  # plans are chosen by rule: no test depends on what was measured
 
 
 def pytest_collection_modifyitems(items):

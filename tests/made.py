@@ -5,13 +5,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-from sparing.run.config import study_from
-from sparing.run.folder import LEDGER, METRICS, ROUNDS, SUMMARY, Folder
-from sparing.run.results import COLUMNS, WHOLE, Record, metrics_text, row_text
+from sparing.runs.files.run_folder import LEDGER_FILE, METRICS_FILE, ROUNDS_FILE, SUMMARY_FILE, RunFolder
+from sparing.runs.results import INTEGER_COLUMNS, ROUND_COLUMNS, Record, metric_rows, round_row
+from sparing.runs.study import study_from
 
 
 def record(t: int, **values: Any) -> Record:
-    usual = {name: 0 if name in WHOLE else math.nan for name in COLUMNS}
+    usual = {name: 0 if name in INTEGER_COLUMNS else math.nan for name in ROUND_COLUMNS}
     return Record(**usual | {"round": t} | values)
 
 
@@ -27,17 +27,21 @@ def made_run(
 ) -> Path:
     """One value a round; 100 bytes up and down a round unless `columns` say more; `values` of those up are values."""
     config = {"method": method, "seed": seed, "rounds": len(accuracy), "device": "cpu"} | (study or {})
-    with Folder.create(path, "cpu") as folder:
+    with RunFolder.create(path, "cpu") as folder:
         folder.publish(study_from(config).model_dump())
     usual: dict[str, list[Any]] = {"up_bytes": [100] * len(accuracy), "down_bytes": [100] * len(accuracy)}
     columns = {**usual, "accuracy": accuracy, **(columns or {})}
     table = [record(t + 1, **{k: v[t] for k, v in columns.items()}) for t in range(len(accuracy))]
-    with open(path / ROUNDS, "a") as rounds, open(path / LEDGER, "a") as ledger, open(path / METRICS, "a") as metrics:
+    with (
+        open(path / ROUNDS_FILE, "a") as rounds,
+        open(path / LEDGER_FILE, "a") as ledger,
+        open(path / METRICS_FILE, "a") as metrics,
+    ):
         for one in table:
-            rounds.write(row_text(one))
-            metrics.write(metrics_text(one))
+            rounds.write(round_row(one))
+            metrics.write(metric_rows(one))
             ledger.write(f"{one.round},0,down,{one.down_bytes - 20},0,0,20,0\n")
             ledger.write(f"{one.round},0,up,{values},{one.up_bytes - values},0,0,0\n")
     if finished:
-        (path / SUMMARY).write_text(json.dumps({"rounds": len(accuracy)}))
+        (path / SUMMARY_FILE).write_text(json.dumps({"rounds": len(accuracy)}))
     return path

@@ -13,8 +13,8 @@ from sparing.core.method import Report, View
 from sparing.core.operation import plain_again
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout, Tree, layout_of
-from sparing.engines.reading import read_later
-from sparing.run.results import Record
+from sparing.engines.outcome import read_later
+from sparing.runs.results import Record
 
 
 class Stop(Exception):

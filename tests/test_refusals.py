@@ -1,7 +1,7 @@
 """Which recipes cannot go together: the same ones as tests/refusals.json says, each refused in a sentence with a fix.
 
 The file has the recipes, from which all ordered pairs are made; those of which triples are made; and what was refused,
-by sentence. Where a combination is refused or allowed on purpose from now on, or a recipe has joined `recipes` there:
+by sentence. Where a combination is refused or allowed on purpose from now on, or a recipe has joined those there:
 
     python tests/test_refusals.py        writes what is refused anew
 """
@@ -17,11 +17,11 @@ import pytest
 from sparing.core.protocols import Recipe
 from torch import nn
 
-from sparing.core.compose import compose, remade
+from sparing.core.compose import compose, remake_model
 from sparing.core.errors import SparingError
 from sparing.core.tree import layout_of
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
 
 FILE = Path(__file__).with_name("refusals.json")
 KNOWN = json.loads(FILE.read_text())
@@ -48,12 +48,12 @@ def combinations() -> Iterator[tuple[str, ...]]:
 
 @cache
 def recipe_of(name: str) -> Recipe:
-    return recipes(method_list([ENTRIES[name]]))[0]
+    return recipes_from_entries(method_list([ENTRIES[name]]))[0]
 
 
 @cache
 def layout_for(names: tuple[str, ...]):
-    return layout_of(remade(network(), [recipe_of(name) for name in names]))
+    return layout_of(remake_model(network(), [recipe_of(name) for name in names]))
 
 
 def refusal(names: tuple[str, ...]) -> str:

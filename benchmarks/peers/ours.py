@@ -8,10 +8,10 @@ from peers.child import Serve, Spec
 from peers.shapes import Shape
 
 from sparing import Task
-from sparing.run.config import Study, study_from
-from sparing.run.loop import Run, cohort_size
-from sparing.run.start import OWN_TASK, fresh, planned
-from sparing.task.clients import Clients
+from sparing.data.clients import Clients
+from sparing.runs.loop import RunState, cohort_size
+from sparing.runs.start import OWN_TASK, new_run, settle_study_and_plan
+from sparing.runs.study import Study, study_from
 
 ROUNDS = 1500  # of a study: for so many the planner finds out what is fastest
 
@@ -33,7 +33,7 @@ def study_of(shape: Shape, method: Any, plan: dict[str, Any], device: str, seed:
     return study_from(values), task
 
 
-def play(run: Run, n: int) -> None:
+def play(run: RunState, n: int) -> None:
     """So many rounds; how one went is read when the next one is under way, as a run on a GPU does it."""
     count, outcomes = cohort_size(run.clients, run.study.sample), []
     for t in range(run.done + 1, run.done + n + 1):
@@ -48,8 +48,8 @@ def play(run: Run, n: int) -> None:
 
 def enter(spec: Spec, serve: Serve) -> None:
     study, task = study_of(spec.shape, spec.method or "fedavg", spec.plan or {}, spec.device, spec.seed)
-    job, study, how = planned(study, task)
-    with closing(fresh(study, job, None)) as run:
+    job, study, how = settle_study_and_plan(study, task)
+    with closing(new_run(study, job, None)) as run:
         serve(
             lambda n: play(run, n),
             lambda: {name: x[0] for name, x in job.network(run.server.model).items()},

@@ -56,9 +56,9 @@ def mlp() -> nn.Module:
 
 
 def resnet18() -> nn.Module:
-    from sparing.task.models import network
+    from sparing.models import build_network
 
-    return network("resnet18", (3, 32, 32), 10)
+    return build_network("resnet18", (3, 32, 32), 10)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {"cnn": cnn, "mlp": mlp, "resnet18": resnet18}

@@ -9,22 +9,25 @@ from typing import Any
 
 from typer.main import get_command
 
-from sparing.core.registry import known
-from sparing.ui.cli import app
-from sparing.ui.pfllib import parser
-from sparing.ui.text import options, plain
+from sparing.cli.app import app
+from sparing.cli.pfllib_flags import _make_parser
+from sparing.cli.wording import _default_text, recipe_options
+from sparing.core.registry import known_recipes
 
 HERE = Path(__file__).parent
 MADE = "<!-- written by docs/reference/write.py; change the code, not this page -->\n"
 
 API = {
     "Train": ("sparing", ["run", "resume", "Task", "Result", "Record", "SparingError", "set_seed"]),
-    "Compare": ("sparing.run.compare", ["compare", "Comparison", "Row", "Stat", "Gap"]),
-    "Find runs": ("sparing.run.gather", ["find", "read", "grouped"]),
-    "Explain, before anything runs": ("sparing.run.explain", ["explain"]),
-    "H5 files": ("sparing.run.h5", ["write_run", "write_runs"]),
-    "Data": ("sparing.task.data", ["load", "dataset"]),
-    "Splits": ("sparing.task.split", ["partition", "report"]),
+    "Compare": (
+        "sparing.reports.comparison",
+        ["compare_groups", "Comparison", "ComparisonRow", "SeedStat", "BaselineGap"],
+    ),
+    "Find runs": ("sparing.reports.run_folders", ["find_run_folders", "read_run_folder", "group_runs"]),
+    "Explain, before anything runs": ("sparing.runs.explanation", ["explain_method"]),
+    "H5 files": ("sparing.reports.h5_files", ["write_h5", "write_h5_files"]),
+    "Data": ("sparing.data", ["load_dataset", "register_dataset"]),
+    "Splits": ("sparing.split", ["partition_dataset", "split_report"]),
     "Name a part": ("sparing.core.registry", ["recipe"]),
     "What a part is made of": (
         "sparing.core.protocols",
@@ -32,8 +35,8 @@ API = {
     ),
     "Who is asking": ("sparing.core.keys", ["Ctx"]),
     "What travels": ("sparing.core.parcel", ["Leaf", "Parcel", "Spec", "Schema", "Cut", "cleared"]),
-    "Put parts together": ("sparing.core.compose", ["compose", "narrow", "weighed_by"]),
-    "Sums that do not depend on K": ("sparing.core.reduce", ["total", "largest"]),
+    "Put parts together": ("sparing.core.compose", ["compose", "narrow_share", "weighed_by"]),
+    "Sums that do not depend on K": ("sparing.core.reduce", ["total", "largest_in_rows"]),
 }
 
 
@@ -71,16 +74,16 @@ def rows_of(param: Any) -> list[list[str]]:
 
 
 def pfllib_rows() -> list[list[str]]:
-    actions = [action for action in parser()._actions if action.dest != "help"]
+    actions = [action for action in _make_parser()._actions if action.dest != "help"]
     return [[f"`{', '.join(a.option_strings) or a.metavar}`", a.help or ""] for a in actions]
 
 
 def methods() -> str:
     """Every recipe: what it does, its options with their defaults, its paper."""
     rows = []
-    for entry in known().values():
+    for entry in known_recipes().values():
         if entry.make.__module__.startswith("sparing."):
-            said = ", ".join(f"{name}={plain(value)}" for name, value in options(entry).items())
+            said = ", ".join(f"{name}={_default_text(value)}" for name, value in recipe_options(entry).items())
             rows.append([f"`{entry.name}`", entry.about, f"`{said}`" if said else "", entry.paper])
     return f"{MADE}# All methods\n\nWhat `sparing methods` lists.\n\n" + table(["name", "", "options", "after"], rows)
 

@@ -2,9 +2,9 @@
 
 from sparing.accel.install import install as _install
 from sparing.core.errors import SparingError
-from sparing.run.results import Record, Result
-from sparing.run.start import resume, run, set_seed
-from sparing.task.task import Task
+from sparing.runs.results import Record, Result
+from sparing.runs.start import resume, run, set_seed
+from sparing.tasks.task import Task
 
 _install()
 

@@ -1,3 +1,3 @@
-from sparing.ui.cli import main
+from sparing.cli.app import main
 
 main()

@@ -14,9 +14,9 @@ from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
 from sparing.core.tree import tree_of
-from sparing.parts.lowrank import resized_module
-from sparing.task.clients import Clients
-from sparing.task.models import network
+from sparing.data.clients import Clients
+from sparing.models import build_network
+from sparing.parts.size.fedhm.low_rank import resized_module
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
@@ -57,7 +57,7 @@ MODELS = {
     "dense layers": dense,
     "BatchNorm": lambda: normed(nn.BatchNorm2d(8)),
     "GroupNorm": lambda: normed(nn.GroupNorm(2, 8)),
-    "layers of its own": lambda: network("lenet5", (3, 12, 12), 5),
+    "layers of its own": lambda: build_network("lenet5", (3, 12, 12), 5),
     "a thin convolution": lambda: thin(chain()),
     "rows of rows": lambda: nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Flatten(), nn.Linear(864, 5)),
 }

@@ -10,9 +10,9 @@ from sparing.accel.train_cuda.captured import RECORDS
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
 from sparing.core.tree import tree_of
-from sparing.parts.lowrank import resized_module
-from sparing.task.clients import Clients
-from sparing.train.augment import augments
+from sparing.data.augment import read_augmentations
+from sparing.data.clients import Clients
+from sparing.parts.size.fedhm.low_rank import resized_module
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from sparing.train.optim import frobenius
@@ -107,7 +107,7 @@ def test_equals_the_loop(make, counts, phases):
 def test_phases_own_starts_and_varied_images():
     torch.manual_seed(0)
     model = cnn().cuda()
-    data = clients([8, 8, 8, 8], augments(["flip", "crop"], (3, 8, 8)))
+    data = clients([8, 8, 8, 8], read_augmentations(["flip", "crop"], (3, 8, 8)))
     start = start_of(model)
     start["7.weight"] = torch.randn(3, 64, 288, device="cuda") / 20
     start["0.weight"] = torch.randn(3, 16, 3, 3, 3, device="cuda") / 5

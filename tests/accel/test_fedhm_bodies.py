@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparing.accel.fedhm_bodies import _exact_soon
-from sparing.core.svd import energy, exact_each
+from sparing.parts.size.fedhm.svd import exact_svds, matrix_energy
 
 
 def gaussian(*shape, seed=0):
@@ -15,8 +15,8 @@ def gaussian(*shape, seed=0):
 def test_what_is_not_waited_for_is_the_same(device):
     matrices, ranks = [gaussian(2, 40, 30).to(device), gaussian(1, 20, 50).to(device)], [10, 20]
     found, threads = _exact_soon(matrices, ranks), torch.get_num_threads()
-    want = exact_each(matrices, ranks)
-    strengths = [(energy(m).cpu(), svd.s.double().cpu()) for m, svd in zip(matrices, want, strict=True)]
+    want = exact_svds(matrices, ranks)
+    strengths = [(matrix_energy(m).cpu(), svd.s.double().cpu()) for m, svd in zip(matrices, want, strict=True)]
     for one, other in ((found.svds(), want), (found.strengths(), strengths)):
         for mine, yours in zip(one, other, strict=True):
             assert all(torch.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(mine, yours, strict=True))

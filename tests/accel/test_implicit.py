@@ -16,9 +16,9 @@ from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visi
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Local, Phase, Wrap
-from sparing.core.tree import Tree, sha256, take, tree_of
-from sparing.task.clients import Clients
-from sparing.train.augment import augments
+from sparing.core.tree import Tree, take_rows, tree_of, tree_sha256
+from sparing.data.augment import read_augmentations
+from sparing.data.clients import Clients
 from sparing.train.keyed_layers import KeyedStep
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
@@ -90,18 +90,18 @@ def test_a_ragged_cohort_trains_as_in_the_loop(make, name):
     for dtype, close in ((torch.float32, 1e-6), (torch.float64, 1e-12)):
         model, data = built(make, dtype), cohort(dtype=dtype)
         start = tree_of(model)
-        before = sha256(start)
+        before = tree_sha256(start)
         mine, loop = both(model, data, Local(PHASES[name]), start, round_of(data))
         assert gap(mine, loop) < close
         assert gap(mine, {n: x.expand_as(mine[n]) for n, x in start.items()}) > 1e-2
-        assert sha256(start) == before
+        assert tree_sha256(start) == before
 
 
 @pytest.mark.parametrize("augment", [(), [{"crop": {"padding": 2}}, "flip"]])
 def test_pixels_are_prepared_and_augmented(augment):
     g = torch.Generator().manual_seed(0)
     pairs = [(torch.randint(256, (n, 3, 4, 4), generator=g, dtype=torch.uint8), torch.arange(n) % 3) for n in (9, 14)]
-    data = replace(Clients.of(pairs), augment=augments(augment, (3, 4, 4)))
+    data = replace(Clients.of(pairs), augment=read_augmentations(augment, (3, 4, 4)))
     model = built(image)
     mine, loop = both(model, data, Local((Phase(epochs=2, batch=5),)), tree_of(model), round_of(data, [1, 0]))
     assert gap(mine, loop) < 1e-6
@@ -139,10 +139,10 @@ def test_clients_may_start_from_layers_of_their_own(own):
     start = tree_of(model)
     for name in own:
         start[name] = torch.cat([start[name] * (1 + k / 5) for k in range(len(IDS))])
-    before = sha256(start)
+    before = tree_sha256(start)
     mine, loop = both(model, data, Local(PHASES["two"]), start, round_of(data))
     assert gap(mine, loop) < 1e-12
-    assert sha256(start) == before
+    assert tree_sha256(start) == before
 
 
 def test_a_client_does_not_notice_the_others():
@@ -150,7 +150,7 @@ def test_a_client_does_not_notice_the_others():
     mine, _ = train(model, cross_entropy, data, local, tree_of(model), round_of(data), path="implicit")
     for k, i in enumerate(IDS):
         alone, _ = train(model, cross_entropy, data, local, tree_of(model), round_of(data, [i]), path="implicit")
-        assert gap(take(mine, slice(k, k + 1)), alone) < 1e-13
+        assert gap(take_rows(mine, slice(k, k + 1)), alone) < 1e-13
 
 
 def test_draws_of_several_clients_are_those_of_each():

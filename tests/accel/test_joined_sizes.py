@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 import sparing
-from sparing.accel.joined_sizes import join_ranks, padded
+from sparing.accel.joined_sizes import join_ranks, pad_factors
 from sparing.core.compose import compose
-from sparing.core.factors import product
 from sparing.core.round import first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
-from sparing.engines.engine import context, parts
-from sparing.engines.sizes import join_sizes
-from sparing.run.config import method_list, study_from
-from sparing.run.methods import recipes
-from sparing.run.start import fresh, settled
+from sparing.engines.engine import chunks_by_thread, cohort_context
+from sparing.engines.parcel_sizes import join_sizes
+from sparing.parts.factors import factor_product
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import new_run, settle_study
+from sparing.runs.study import method_list, study_from
 from support import declared, make_ctx
 
 THIN = {"fedhm": {"ratios": [0.5, 0.3, 0.1], "full": 0}}
@@ -55,12 +55,12 @@ def played(
     whole = {"task": "x", "method": method, "rounds": rounds, "sample": 7, "local": LOCAL, "device": device, **options}
     plan = {"path": path, "chunk": chunk, "threads": 1, "precision": precision}
     study = study_from({**whole, "engine": engine, "plan": plan})
-    job, study = settled(study, task(net))[:2]
+    job, study = settle_study(study, task(net))[:2]
     tables, calls = [], 0
-    with closing(fresh(study, job, None)) as run:
+    with closing(new_run(study, job, None)) as run:
         for t in range(1, rounds + 1):
             ids = job.fleet.cohort(study.seed, t, run.clients, 7)
-            calls = len(list(parts(join_sizes(job), context(job, run.server, ids, t))))
+            calls = len(list(chunks_by_thread(join_sizes(job), cohort_context(job, run.server, ids, t))))
             run.server, outcome = run.engine.round(run.server, ids, t)
             tables.append([{kind: x.tolist() for kind, x in way.items()} for way in (outcome.down, outcome.up)])
             tables.append(outcome.report)
@@ -176,13 +176,13 @@ def test_what_a_gpu_hands_to_its_host_goes_on_being_right():
     ids=str,
 )
 def test_only_where_nobody_looks_at_the_factors(method, may):
-    joined = join_ranks(compose(layout_of(dense()), *recipes(method_list(method))))
+    joined = join_ranks(compose(layout_of(dense()), *recipes_from_entries(method_list(method))))
     assert (joined is not None) is may
 
 
 def test_what_is_sent_is_zero_beyond_a_rank():
     net = normed()
-    method = compose(layout_of(net), *recipes([THIN]))
+    method = compose(layout_of(net), *recipes_from_entries([THIN]))
     server = first_server(method, tree_of(net), 9)
     ctx = make_ctx([2, 0, 1])
     together = outgoing(join_ranks(method), server, ctx).leaves
@@ -198,6 +198,6 @@ def test_padded_factors_have_the_same_product():
     g = torch.Generator().manual_seed(0)
     for a, b in (((6, 4), (4, 5)), ((6, 4, 3, 1), (4, 5, 1, 2))):
         a, b = (torch.randn(1, *shape, generator=g) for shape in (a, b))
-        wide = product(*padded(a, b, torch.tensor([1, 3, 4])))
+        wide = factor_product(*pad_factors(a, b, torch.tensor([1, 3, 4])))
         for k, rank in enumerate((1, 3, 4)):
-            assert torch.allclose(wide[k], product(a[:, :, :rank], b[:, :rank])[0], atol=1e-6)
+            assert torch.allclose(wide[k], factor_product(a[:, :, :rank], b[:, :rank])[0], atol=1e-6)

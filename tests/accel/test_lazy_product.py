@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from sparing.accel.grown import Grown, since
-from sparing.accel.lazy_product import Product, formed, less
+from sparing.accel.lazy_product import Product, formed, subtract_lazily
 from sparing.core.errors import TrainingError
 from sparing.core.fold import Collect, Fold
 from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
 from sparing.core.ops import restrict
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.reduce import rows_at
-from sparing.core.wire import sizes, to_bytes
+from sparing.core.reduce import _rows_at
+from sparing.wire import parcel_sizes, to_bytes
 from support import make_ctx
 
 K = 5
@@ -61,7 +61,9 @@ def test_what_is_known_without_forming():
     x, whole = made()
     assert (x.shape, x.dtype, x.ndim, x.numel(), x.element_size()) == ((K, 3, 6), torch.float32, 3, K * 18, 4)
     assert x.at_most() >= float(whole.abs().max())
-    assert torch.equal(sizes(Parcel({"w": Leaf(x)}, {}))["value"], sizes(Parcel({"w": Leaf(whole)}, {}))["value"])
+    assert torch.equal(
+        parcel_sizes(Parcel({"w": Leaf(x)}, {}))["value"], parcel_sizes(Parcel({"w": Leaf(whole)}, {}))["value"]
+    )
     assert x.whole is None
     assert to_bytes(Parcel({"w": Leaf(x)}, {}), 1, "") == to_bytes(Parcel({"w": Leaf(formed(x))}, {}), 1, "")
 
@@ -141,7 +143,7 @@ def test_a_grown_tree_is_formed_by_whoever_asks():
 
 def test_less_a_base_it_stays_a_product():
     (x, whole), base = made(), torch.randn(1, 3, 6, generator=torch.Generator().manual_seed(1))
-    apart = less(x, base)
+    apart = subtract_lazily(x, base)
     assert isinstance(apart, Product)
     want = whole - base
     assert torch.allclose(
@@ -150,7 +152,7 @@ def test_less_a_base_it_stays_a_product():
     assert apart.at_most() >= float(want.abs().max())
     assert bool((apart.each_at_most() >= want.flatten(1).abs().amax(1)).all())
     assert apart.whole is None
-    assert torch.allclose(rows_at(apart, slice(1, 3)), want[1:3], atol=1e-6)
+    assert torch.allclose(_rows_at(apart, slice(1, 3)), want[1:3], atol=1e-6)
     assert torch.allclose(apart + 0, want, atol=1e-6)
-    assert torch.allclose(less(apart, base), want - base, atol=1e-6)
-    assert torch.equal(less(whole, base), want)
+    assert torch.allclose(subtract_lazily(apart, base), want - base, atol=1e-6)
+    assert torch.equal(subtract_lazily(whole, base), want)

@@ -12,7 +12,7 @@ from torch import Tensor
 import sparing
 from sparing.accel.grown import Grown
 from sparing.accel.lazy_product import Product
-from sparing.core import factors, fold, gaussian, keys, ops, reduce, svd, tree, votes
+from sparing.core import fold, gaussian, keys, ops, reduce, tree, votes
 from sparing.core.compose import compose
 from sparing.core.grid import Grid, limits_of
 from sparing.core.method import Blended
@@ -21,13 +21,17 @@ from sparing.core.parcel import Leaf
 from sparing.core.reduce import Term
 from sparing.core.tree import layout_of
 from sparing.core.votes import Votes
-from sparing.core.wire import count
-from sparing.core.wire.count import Mask
-from sparing.engines import sizes, stale
-from sparing.parts import lowrank, quant, selectors, stein
-from sparing.parts.lowrank import LowRank, rank_of
-from sparing.run import bank
-from sparing.train import lesson, optim
+from sparing.engines import divergence, parcel_sizes
+from sparing.parts import factors
+from sparing.parts.blend import stein
+from sparing.parts.code import quantisers
+from sparing.parts.share import selectors
+from sparing.parts.size.fedhm import low_rank, svd
+from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
+from sparing.storage import bank
+from sparing.train import call, optim
+from sparing.wire import count
+from sparing.wire.count import Mask
 from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
 
 K = 5
@@ -87,7 +91,7 @@ def voted(d: Draw) -> tuple:
 
 def quantised(d: Draw, *, bits: int = 8, drawn: bool = False, share: float = 0.05, codes: bool = False) -> tuple:
     top = 2 ** (bits - 1) - 1
-    quantiser = quant.Quantiser(quant.steps(top, quant.peak, drawn), drawn)
+    quantiser = quantisers.Quantiser(quantisers.equal_steps(top, quantisers.largest_magnitudes, drawn), drawn)
     keep = d.coin(K, d.n, share=share)
     value = d.normal(K, d.n) * keep
     if not codes:
@@ -97,7 +101,7 @@ def quantised(d: Draw, *, bits: int = 8, drawn: bool = False, share: float = 0.0
 
 
 def shrunk(d: Draw, *, c: bool | None = None) -> tuple:
-    settings = stein.Settings(warmup=1)
+    settings = stein.SteinSettings(warmup=1)
     names = [name for name, shape in d.shapes.items() if math.prod(shape)]
     state = stein.first_state({name: x for name, x in d.tree(1).items() if name in names}, settings)
     state |= {n: d.normal(*x.shape).double() for n, x in state.items() if n.startswith(("sum", "target"))}
@@ -189,10 +193,10 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.overlay, "shared"): lambda d: (d.tree(K), d.tree(1), d.masks(1)),
     (ops.increments, ""): after_training,
     (ops.increments, "grown from another start"): partial(after_training, grown=True, moved=True),
-    (ops.against, ""): differences,
+    (ops.against_model, ""): differences,
     (ops.add_each, ""): lambda d: (list(d.tree(K).values()), list(d.tree(1).values())),
     (ops.add_each, "nothing"): lambda d: ([], []),
-    (ops.move, ""): lambda d: (d.tree(1), {name: x.double() for name, x in d.tree(1).items()}, d.masks(1)),
+    (ops.move_model, ""): lambda d: (d.tree(1), {name: x.double() for name, x in d.tree(1).items()}, d.masks(1)),
     (ops.bounds, ""): lambda d: (d.tree(K) | {"odd": torch.tensor([1.0, math.nan]), "n": torch.tensor([-7, 3])},),
     (ops.bounds, "nothing"): lambda d: ({},),
     (tree.cleared, ""): lambda d: (d.normal(K, d.n), d.coin(1, d.n)),
@@ -206,41 +210,53 @@ CASES: dict[tuple[object, str], Case] = {
     (reduce.total, "booleans"): lambda d: (d.coin(K, 3, d.n),),
     (reduce.dots, ""): terms,
     (reduce.dots, "squares"): partial(terms, other=False),
-    (reduce.largest, ""): lambda d: (d.normal(K, d.n), 20),
-    (reduce.largest, "ties"): lambda d: (d.normal(K, d.n).round(), torch.tensor([0, 1, 20, 60, d.n]).to(d.device)),
+    (reduce.largest_in_rows, ""): lambda d: (d.normal(K, d.n), 20),
+    (reduce.largest_in_rows, "ties"): lambda d: (
+        d.normal(K, d.n).round(),
+        torch.tensor([0, 1, 20, 60, d.n]).to(d.device),
+    ),
     (reduce.keep_largest, ""): lambda d: (list(d.tree(K).values()), [3] * len(d.shapes)),
     (keys.choose, ""): lambda d: (keys_of(d), d.n, 20),
     (keys.choose, "none"): lambda d: (keys_of(d), d.n, 0),
-    (gaussian.root, ""): lambda d: (d.normal(K, d.n).double().abs(),),
-    (selectors.least_of, ""): lambda d: (d.normal(2, d.n), 20),
-    (quant.codes_of_leaf, "scarce"): quantised,
-    (quant.codes_of_leaf, "many"): partial(quantised, share=0.5),
-    (quant.codes_of_leaf, "drawn"): partial(quantised, bits=4, drawn=True),
-    (quant.values_of_leaf, "scarce"): partial(quantised, codes=True),
-    (quant.values_of_leaf, "many"): partial(quantised, codes=True, share=0.5),
-    (stein.targets, ""): aimed,
-    (stein.coefficients, ""): shrunk,
+    (gaussian.exact_root, ""): lambda d: (d.normal(K, d.n).double().abs(),),
+    (selectors.kth_largest, ""): lambda d: (d.normal(2, d.n), 20),
+    (quantisers.codes_of_leaf, "scarce"): quantised,
+    (quantisers.codes_of_leaf, "many"): partial(quantised, share=0.5),
+    (quantisers.codes_of_leaf, "drawn"): partial(quantised, bits=4, drawn=True),
+    (quantisers.values_of_leaf, "scarce"): partial(quantised, codes=True),
+    (quantisers.values_of_leaf, "many"): partial(quantised, codes=True, share=0.5),
+    (stein.stein_targets, ""): aimed,
+    (stein.stein_coefficients, ""): shrunk,
     (stein.shrink_and_follow, ""): partial(shrunk, c=True),
     (stein.shrink_and_follow, "warmup"): partial(shrunk, c=False),
-    (factors.product, "dense"): lambda d: (d.normal(K, 30, 4), d.normal(K, 4, d.n // 999 + 20)),
-    (factors.product, "conv"): lambda d: (d.normal(K, 6, 4, 3, 1), d.normal(K, 4, 8, 1, 2)),
-    (factors.squared, ""): lambda d: (d.normal(2, 6, 4096 if d.large else 50).double(),),
+    (factors.factor_product, "dense"): lambda d: (d.normal(K, 30, 4), d.normal(K, 4, d.n // 999 + 20)),
+    (factors.factor_product, "conv"): lambda d: (d.normal(K, 6, 4, 3, 1), d.normal(K, 4, 8, 1, 2)),
+    (factors.gram_of_rows, ""): lambda d: (d.normal(2, 6, 4096 if d.large else 50).double(),),
     (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
-    (svd.strongest, ""): matrices,
-    (lowrank.decompose, ""): decomposition,
+    (svd.strongest_eigenvectors, ""): matrices,
+    (low_rank.decompose_weights, ""): decomposition,
     (count.index_sizes, ""): sparse,
-    (sizes.upload_sizes, ""): partial(parcels, up=True),
-    (sizes.download_sizes, ""): partial(parcels, up=False),
-    (stale.spreads, ""): lambda d: ([(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))], K),
+    (parcel_sizes.upload_sizes, ""): partial(parcels, up=True),
+    (parcel_sizes.download_sizes, ""): partial(parcels, up=False),
+    (divergence.difference_sums, ""): lambda d: (
+        [(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))],
+        K,
+    ),
     (bank.mix_rows, ""): lambda d: ({"w": d.normal(9, d.n)}, np.array([4, 0, 7]), d.normal(K, 3).cpu().double()),
     (optim.add_product, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
-    (lesson.seems_finite, ""): lambda d: (d.normal(K, d.n),),
-    (lesson.seems_finite, "not"): lambda d: (d.normal(K, d.n) / 0,),
+    (call.seems_finite, ""): lambda d: (d.normal(K, d.n),),
+    (call.seems_finite, "not"): lambda d: (d.normal(K, d.n) / 0,),
 }
-ELSEWHERE = {sizes.join_sizes}  # takes a whole job: tests/accel/test_joined_sizes.py
-NEAR = {factors.product: 1e-4, factors.squared: 1e-9, optim.add_product: 1e-5, stale.spreads: 1e-9, bank.mix_rows: 1e-5}
+ELSEWHERE = {parcel_sizes.join_sizes}  # takes a whole job: tests/accel/test_joined_sizes.py
+NEAR = {
+    factors.factor_product: 1e-4,
+    factors.gram_of_rows: 1e-9,
+    optim.add_product: 1e-5,
+    divergence.difference_sums: 1e-9,
+    bank.mix_rows: 1e-5,
+}
 """On a GPU: what its bodies' docstrings leave to rounding."""
-BY_SIGN = {svd.strongest, lowrank.decompose}
+BY_SIGN = {svd.strongest_eigenvectors, low_rank.decompose_weights}
 """Vectors whose sign is anyone's: on a GPU their products are compared, in tests of their own."""
 
 
@@ -305,7 +321,7 @@ def test_a_gpu_gives_what_the_plain_body_gives_on_the_cpu(case, large):
 def test_a_gpu_spans_what_the_cpu_spans(large):
     (found, plain), (state, want) = (
         (op.body(*make(Draw("cuda", large))), op.plain(*make(Draw("cpu", large))))
-        for op, make in ((svd.strongest, matrices), (lowrank.decompose, decomposition))
+        for op, make in ((svd.strongest_eigenvectors, matrices), (low_rank.decompose_weights, decomposition))
     )
     for v, w in zip(found, plain, strict=True):
         torch.testing.assert_close((v @ v.mT).cpu(), w @ w.mT, rtol=1e-7, atol=1e-7)
@@ -325,12 +341,12 @@ LAZY: dict[tuple[object, str], Case] = {
     (ops.increments, "masked"): lambda d: ({"w": product(d)}, {"w": d.normal(1, 30, 20)}, {"w": d.coin(1, 30, 20)}),
     (ops.increments, "sums"): partial(after_training, grown=True),
     (ops.increments, "grown"): lambda d: (Grown(w := {"w": d.normal(1, 30, 20)}, {"w": product(d)}), w, {"w": None}),
-    (ops.against, ""): lambda d: (
+    (ops.against_model, ""): lambda d: (
         {"w": d.normal(1, 30, 20)}, {"w": d.normal(1, 30, 20)}, {"w": product(d)}, {"w": d.coin(1, 30, 20)},
     ),
     (reduce.dots, ""): lambda d: ([Term(product(d), d.normal(1, 30, 20))], K),
     (reduce.keep_largest, ""): lambda d: ([product(d)], [9]),
-    (lesson.seems_finite, ""): lambda d: (product(d),),
+    (call.seems_finite, ""): lambda d: (product(d),),
     (fold.add_to_sums, ""): lambda d: (
         {}, {"w": product(d)}, SHARES, Grid(limits_of({"w": torch.zeros(1, 30, 20, device=d.device)}), 1.0), d.ctx,
     ),

@@ -15,8 +15,8 @@ from sparing.accel.train_cpu.fast_copy import fast_copy
 from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain_sgd, moving_by_factors
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
-from sparing.core.tree import sha256, tree_of
-from sparing.task.clients import Clients
+from sparing.core.tree import tree_of, tree_sha256
+from sparing.data.clients import Clients
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 
@@ -286,7 +286,9 @@ def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):
     monkeypatch.setattr(outer, "LARGE", 1)
     for alone in (True, False):
         monkeypatch.setattr(outer, "is_transparent", lambda model, alone=alone: alone)
-        bits.append(sha256(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx, "loop-fast")[0]))
+        bits.append(
+            tree_sha256(train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx, "loop-fast")[0])
+        )
     assert bits[0] == bits[1]
 
 

@@ -13,16 +13,16 @@ import sparing
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
-from sparing.core.tree import sha256, take, tree_of
-from sparing.run import plan
-from sparing.task.clients import Clients
-from sparing.task.models import network
+from sparing.core.tree import take_rows, tree_of, tree_sha256
+from sparing.data.clients import Clients
+from sparing.models import build_network
+from sparing.runs.plan import settle
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from sparing.train.paths import PATHS
 
 MODELS = {
-    "digits CNN": lambda: network("cnn", (1, 8, 8), 10),
+    "digits CNN": lambda: build_network("cnn", (1, 8, 8), 10),
     "MLP": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10)),
     "BatchNorm and dropout": lambda: nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2), nn.Flatten(), nn.Dropout(0.2),
@@ -52,7 +52,9 @@ def test_the_plain_loop_and_the_fast_one_agree(name, phase):
         assert torch.allclose(fast[key], x, rtol=1e-4, atol=1e-5), key
     for path, whole in (("loop", plain), ("loop-fast", fast)):
         single, _ = train(*how, ctx.at(slice(1, 2)), path)
-        assert sha256(dict(single)) == sha256(take(dict(whole), slice(1, 2))), "a row depends on nobody else"
+        assert tree_sha256(dict(single)) == tree_sha256(take_rows(dict(whole), slice(1, 2))), (
+            "a row depends on nobody else"
+        )
 
 
 def test_the_plain_loop_is_for_float32():
@@ -127,5 +129,5 @@ def test_a_run_by_another_path_does_not_go_on_without_it(tmp_path, monkeypatch):
 
 
 def test_measured_without_accelerators_there_is_nothing_to_compare(plain, monkeypatch):
-    monkeypatch.setattr(plan, "LONG", 0.0)
+    monkeypatch.setattr(settle, "LONG_RUN_SECONDS", 0.0)
     sparing.run(TASK, **STUDY)

@@ -7,7 +7,7 @@ from torch import nn
 
 from sparing.accel.train_cuda import captured
 from sparing.core.method import Local, Phase
-from sparing.train.lesson import Lesson
+from sparing.train.call import PathCall
 
 
 def table(steps: int, k: int) -> SimpleNamespace:
@@ -27,7 +27,7 @@ def rooms(monkeypatch, cohorts: list[tuple[int, int]]) -> tuple[list, list]:
 
     monkeypatch.setattr(captured, "Recording", record)
     start = {"w": torch.zeros(1, 2)}
-    lesson = Lesson(nn.Linear(2, 2), len, None, Local(), start, None, {}, precision="bf16")
+    lesson = PathCall(nn.Linear(2, 2), len, None, Local(), start, None, {}, precision="bf16")
     used = []
     for steps, k in cohorts:
         one = captured._recording(lesson, Phase(), table(steps, k), start)

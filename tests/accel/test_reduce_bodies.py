@@ -8,7 +8,7 @@ import torch
 from sparing.accel import reduce_bodies
 from sparing.accel.reduce_bodies import DRAWN, scarce
 from sparing.core.keys import choose, hashes
-from sparing.core.reduce import largest
+from sparing.core.reduce import largest_in_rows
 from support import make_ctx
 
 
@@ -39,15 +39,15 @@ def test_a_sample_changes_nothing(kind, monkeypatch):
         x[1, 7] = math.nan
     if kind == "zeros":
         x[:, 20:] = 0
-    plain = {k: largest(x, k) for k in (0, 1, 30, 600, 4999, 5000)}
-    mixed = largest(x, torch.tensor([0, 5, 4000]))
+    plain = {k: largest_in_rows(x, k) for k in (0, 1, 30, 600, 4999, 5000)}
+    mixed = largest_in_rows(x, torch.tensor([0, 5, 4000]))
     monkeypatch.setattr(reduce_bodies, "LONG", 100)
     monkeypatch.setattr(reduce_bodies, "SAMPLE", 64)
     monkeypatch.setattr(reduce_bodies, "BLOCK", 999)
     for k, wanted in plain.items():
-        assert torch.equal(largest(x, k), wanted)
-        assert torch.equal(largest(x[1:2], k), wanted[1:2])
-    assert torch.equal(largest(x, torch.tensor([0, 5, 4000])), mixed)
+        assert torch.equal(largest_in_rows(x, k), wanted)
+        assert torch.equal(largest_in_rows(x[1:2], k), wanted[1:2])
+    assert torch.equal(largest_in_rows(x, torch.tensor([0, 5, 4000])), mixed)
 
 
 def test_a_sample_sees_every_column(monkeypatch):
@@ -56,7 +56,7 @@ def test_a_sample_sees_every_column(monkeypatch):
     x[:, :: 512 * 3136 // reduce_bodies.SAMPLE] = 0
     looked_at, kth = [], reduce_bodies._kth
     monkeypatch.setattr(reduce_bodies, "_kth", lambda size, k: looked_at.append(len(size)) or kth(size, k))
-    assert int(largest(x.reshape(1, -1), 4096).sum()) == 4096
+    assert int(largest_in_rows(x.reshape(1, -1), 4096).sum()) == 4096
     assert max(looked_at) < 3 * 4096
 
 

@@ -12,8 +12,8 @@ from sparing.core.context import Ctx, context
 from sparing.core.errors import TrainingError
 from sparing.core.keys import hashes
 from sparing.core.method import Phase
-from sparing.task.clients import Clients
-from sparing.train.augment import flip
+from sparing.data.augment import _random_flip
+from sparing.data.clients import Clients
 from sparing.train.batches import batch_table, counted_from, shuffle_keys
 from sparing.train.keyed_layers import dropout_keys
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def clients(counts: list[int]) -> Clients:
     count = torch.tensor(counts)
     x, y, start = torch.zeros(sum(counts), 1, 2, 2), torch.zeros(sum(counts)), count.cumsum(0) - count
-    return Clients(x, y, start, count, augment=(flip,))
+    return Clients(x, y, start, count, augment=(_random_flip,))
 
 
 def round_of(data: Clients, ids: list[int]) -> Ctx:

@@ -8,10 +8,10 @@ from torch import nn
 
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
-from sparing.core.tree import to, tree_of
-from sparing.task.clients import Clients
-from sparing.task.models.resnet import Basic, resnet
-from sparing.train.augment import augments
+from sparing.core.tree import tree_of, tree_to
+from sparing.data.augment import read_augmentations
+from sparing.data.clients import Clients
+from sparing.models.resnet import BasicBlock, resnet
 from sparing.train.evaluate import evaluate_rows
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
@@ -40,7 +40,7 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
     ids, phase = torch.tensor([2, 0, 3, 1]), Phase(epochs=2, batch=8, momentum=0.9, clip=1.0, prox=0.1)
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=4, samples=59)
     wanted, note = train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)
-    start, there = to(tree_of(model), "cuda"), changed(ctx, device="cuda")
+    start, there = tree_to(tree_of(model), "cuda"), changed(ctx, device="cuda")
     before = torch.cuda.get_rng_state()
     after, notes = train(model, cross_entropy, data.to(where), Local((phase,)), start, there, path=path)
     assert torch.equal(torch.cuda.get_rng_state(), before)
@@ -62,17 +62,19 @@ def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
         (torch.randint(256, (n, 2, 8, 8), generator=g, dtype=torch.uint8), torch.randint(3, (n,), generator=g))
         for n in (5, 20, 1)
     ]
-    data = replace(Clients.of(pairs), augment=augments(["crop", "flip"], (2, 8, 8)))
+    data = replace(Clients.of(pairs), augment=read_augmentations(["crop", "flip"], (2, 8, 8)))
     ids, local = torch.arange(3), Local((Phase(epochs=2, batch=8),))
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count, clients=3, samples=26)
     with torch.backends.cudnn.flags(allow_tf32=False):
         for norm in ("group", "static"):
-            model = resnet(Basic, (1, 1), 2, 3, norm, width=8)
+            model = resnet(BasicBlock, (1, 1), 2, 3, norm, width=8)
             wanted, _ = train(model, cross_entropy, data, local, tree_of(model), ctx)
-            after, _ = train(model, cross_entropy, data.to(where), local, to(tree_of(model), "cuda"), ctx, path=path)
+            after, _ = train(
+                model, cross_entropy, data.to(where), local, tree_to(tree_of(model), "cuda"), ctx, path=path
+            )
             for name, x in wanted.items():
                 assert torch.allclose(after[name].cpu(), x, rtol=1e-2, atol=1e-3), name
-            mine = evaluate_rows(model, cross_entropy, to(wanted, "cuda"), data.to(where), ids)
+            mine = evaluate_rows(model, cross_entropy, tree_to(wanted, "cuda"), data.to(where), ids)
             theirs = evaluate_rows(model, cross_entropy, wanted, data, ids)
             assert torch.allclose(mine["loss"], theirs["loss"], rtol=1e-3)
 
@@ -89,6 +91,6 @@ def test_the_gradient_on_a_probe_set_agrees_with_the_cpu():
     g = torch.Generator().manual_seed(0)
     net, x, y = Net().double(), torch.randn(600, 4, 3, generator=g).double(), torch.randint(3, (600,), generator=g)
     wanted = gradient_at(net, cross_entropy, tree_of(net), x, y)
-    found = gradient_at(net, cross_entropy, to(tree_of(net), "cuda"), x.cuda(), y.cuda())
+    found = gradient_at(net, cross_entropy, tree_to(tree_of(net), "cuda"), x.cuda(), y.cuda())
     for name, value in wanted.items():
         assert torch.allclose(found[name].cpu(), value, rtol=1e-9, atol=1e-12), name

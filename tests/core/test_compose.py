@@ -4,9 +4,9 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import SPARSIFIES, TURNS, Codec, Effect, Form, Step, Trait
-from sparing.core.registry import find, known
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.core.registry import find_recipe, known_recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
 from support import small_layout
 
 LAYOUT = small_layout()
@@ -18,7 +18,7 @@ def stage(name, effect):
 
 
 def made(spec):
-    return compose(LAYOUT, *recipes(method_list(spec)))
+    return compose(LAYOUT, *recipes_from_entries(method_list(spec)))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_unsound_lists_are_refused_with_the_fix(spec, words):
 
 
 def test_unsound_stages_are_refused_by_what_they_do():
-    memory, topk = find("memory").make(), find("topk").make()
+    memory, topk = find_recipe("memory").make(), find_recipe("topk").make()
     with pytest.raises(MethodError, match=r"'svd' changes the basis.*put it first"):
         compose(LAYOUT, topk, stage("svd", TURNS))
     for trait, words in {
@@ -101,7 +101,7 @@ def test_unknown_names_and_options_are_refused_with_the_nearest():
 
 
 def test_every_recipe_says_what_it_is():
-    for name, entry in known().items():
+    for name, entry in known_recipes().items():
         assert entry.about, name
         assert entry.paper, name
 
@@ -114,4 +114,4 @@ def test_methods_work_on_models_without_buffers_and_with_scalars():
 
     from sparing.core.tree import layout_of
 
-    compose(layout_of(Odd()), *recipes(["topk", "int8", "memory"]))
+    compose(layout_of(Odd()), *recipes_from_entries(["topk", "int8", "memory"]))

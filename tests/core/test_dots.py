@@ -3,7 +3,7 @@ import torch
 
 from sparing.accel.lazy_product import Product, formed
 from sparing.core import reduce
-from sparing.core.reduce import Term, dots, rows_at, total
+from sparing.core.reduce import Term, _rows_at, dots, total
 
 SHAPES = [(3, 2), (), (5000,), (0,), (70, 300)]
 
@@ -45,7 +45,7 @@ def test_rows_are_as_alone_and_blocks_change_nothing(monkeypatch):
     assert torch.equal(dots(given, 3), whole)
     for k in range(3):
         at = slice(k, k + 1)
-        one = [Term(*(None if y is None else rows_at(y, at) for y in term)) for term in given]
+        one = [Term(*(None if y is None else _rows_at(y, at) for y in term)) for term in given]
         assert torch.equal(dots(one, 1)[:, 0], whole[:, k])
 
 

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from sparing.core.gaussian import fresh, from_words, keyed, log, normal, root
+from sparing.core.gaussian import _log, _normals_from_words, exact_root, fresh_words, keyed_words, standard_normal
 from support import changed, make_ctx
 
 
 def test_they_are_normal():
     n = 400_000
-    x = normal(keyed, make_ctx([3, 8]), "a", n)
+    x = standard_normal(keyed_words, make_ctx([3, 8]), "a", n)
     for row in x:
         assert abs(float(row.mean())) < 5 / math.sqrt(n)
         assert abs(float(row.var()) - 1) < 5 * math.sqrt(2 / n)
@@ -27,23 +27,23 @@ def test_they_are_normal():
 
 def test_rows_are_as_alone_and_tags_rounds_and_clients_differ():
     ctx = make_ctx([3, 8, 1])
-    x = normal(keyed, ctx, "a", 77)
+    x = standard_normal(keyed_words, ctx, "a", 77)
     for k in range(3):
-        assert torch.equal(normal(keyed, ctx.at(slice(k, k + 1)), "a", 77), x[k : k + 1])
-    others = [normal(keyed, ctx, "b", 77), normal(keyed, ctx._replace(round=2), "a", 77)]
+        assert torch.equal(standard_normal(keyed_words, ctx.at(slice(k, k + 1)), "a", 77), x[k : k + 1])
+    others = [standard_normal(keyed_words, ctx, "b", 77), standard_normal(keyed_words, ctx._replace(round=2), "a", 77)]
     assert all(not bool((x == other).any()) for other in others)
     assert not bool((x[0] == x[1]).any())
 
 
 def test_any_number_of_them():
     ctx = make_ctx([0])
-    assert [normal(keyed, ctx, "a", n).shape[1] for n in (0, 1, 2, 7)] == [0, 1, 2, 7]
+    assert [standard_normal(keyed_words, ctx, "a", n).shape[1] for n in (0, 1, 2, 7)] == [0, 1, 2, 7]
 
 
 def test_the_transform_is_box_mullers_even_at_the_ends():
     top, bottom = -1, 0  # all bits set, none
     words = torch.tensor([[top, bottom, 5 << 40, top, bottom, 3]])
-    x = from_words(words, 6)
+    x = _normals_from_words(words, 6)
     assert torch.isfinite(x).all()
     assert float(x.abs().max()) < 8.7
     first, second = words.chunk(2, dim=1)
@@ -54,24 +54,26 @@ def test_the_transform_is_box_mullers_even_at_the_ends():
 
 def test_the_logarithm():
     u = torch.cat([torch.linspace(1e-6, 1 - 1e-9, 5001, dtype=torch.float64), torch.tensor([2.0**-53]).double()])
-    torch.testing.assert_close(log(u), u.log(), rtol=0, atol=1e-14)
+    torch.testing.assert_close(_log(u), u.log(), rtol=0, atol=1e-14)
 
 
 def test_the_root_is_correctly_rounded():
     x = 75 * torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert root(x).tolist() == [math.sqrt(value) for value in x.tolist()]
+    assert exact_root(x).tolist() == [math.sqrt(value) for value in x.tolist()]
 
 
 def test_secret_ones_never_come_again():
     ctx = make_ctx([0, 1])
-    a, b = (normal(fresh, ctx, "a", 50, torch.zeros(len(ctx.ids), 50)) for _ in range(2))
+    a, b = (standard_normal(fresh_words, ctx, "a", 50, torch.zeros(len(ctx.ids), 50)) for _ in range(2))
     assert a.shape == (2, 50)
     assert not bool((a == b).any())
-    assert abs(float(normal(fresh, ctx, "a", 50_000, torch.zeros(len(ctx.ids), 1)).std()) - 1) < 0.02
+    assert abs(float(standard_normal(fresh_words, ctx, "a", 50_000, torch.zeros(len(ctx.ids), 1)).std()) - 1) < 0.02
 
 
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_bits():
     ctx = make_ctx([3, 8])
     there = changed(ctx, device="cuda")
-    assert torch.equal(normal(keyed, there, "a", 300_001).cpu(), normal(keyed, ctx, "a", 300_001))
+    assert torch.equal(
+        standard_normal(keyed_words, there, "a", 300_001).cpu(), standard_normal(keyed_words, ctx, "a", 300_001)
+    )

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparing.core.capacity import by_capacity
 from sparing.core.context import few_keys
 from sparing.core.keys import GOLDEN, few_hashes, hashes, mix, signed, tag_word
+from sparing.parts.size.capacity import by_capacity
 from support import changed, make_ctx
 
 

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparing.core.reduce import largest, total
+from sparing.core.reduce import largest_in_rows, total
 
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70)
 
@@ -52,7 +52,7 @@ def test_a_gpu_gives_the_same_sums(n):
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), st.integers(0, 45))
 def test_largest_is_a_stable_sort_by_magnitude(x, k):
-    mask = largest(torch.tensor([x], dtype=torch.float32), k)[0].numpy()
+    mask = largest_in_rows(torch.tensor([x], dtype=torch.float32), k)[0].numpy()
     order = sorted(range(len(x)), key=lambda i: (-abs(x[i]), i))[:k]
     want = np.zeros(len(x), dtype=bool)
     want[[i for i in order if x[i] != 0]] = True
@@ -62,4 +62,4 @@ def test_largest_is_a_stable_sort_by_magnitude(x, k):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
 def test_largest_takes_its_own_k_for_every_row(dtype):
     x = torch.tensor([[5, 4, 3, 2], [5, 4, 3, 2], [1, 1, 1, 1]], dtype=dtype)
-    assert largest(x, torch.tensor([0, 3, 2])).int().tolist() == [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]
+    assert largest_in_rows(x, torch.tensor([0, 3, 2])).int().tolist() == [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]

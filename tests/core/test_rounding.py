@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparing.core.rounding import DEAD, TOP, codes_of, digits, reaching, rounded
+from sparing.parts.code.dead_zone import DEAD, TOP, codes_of, digits, reaching, rounded
 
 
 def test_codes_are_the_nearest_multiples_with_a_dead_zone_around_every_middle():

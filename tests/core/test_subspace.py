@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparing.core.subspace import strongest
+from sparing.parts.code.budget.subspace import strongest_subspace
 
 
 def start(k, n, r, seed=0):
@@ -18,7 +18,7 @@ def falling(k, m, n, seed=0, rate=0.7):
 @pytest.mark.parametrize(("m", "n"), [(40, 12), (12, 40), (7, 7)])
 def test_all_components_of_a_small_matrix_are_those_of_its_decomposition(m, n):
     x = torch.randn(2, m, n, generator=torch.Generator().manual_seed(1))
-    found = strongest(x, start(2, n, n), min(m, n), 2)
+    found = strongest_subspace(x, start(2, n, n), min(m, n), 2)
     assert torch.allclose(found.s, torch.linalg.svdvals(x.double()), rtol=1e-4)
     assert torch.allclose((found.u * found.s[:, None]) @ found.v.mT, x.double(), atol=1e-4)
     for vectors in (found.u, found.v):
@@ -30,11 +30,11 @@ def test_all_components_of_a_small_matrix_are_those_of_its_decomposition(m, n):
 def test_the_strongest_of_a_large_one_are_found_from_any_start():
     x = falling(1, 300, 80)
     best = torch.linalg.svdvals(x)
-    found = strongest(x, start(1, 80, 18), 10, 2)
+    found = strongest_subspace(x, start(1, 80, 18), 10, 2)
     assert found.s.shape == (1, 10)
     assert torch.allclose(found.s[:, :8], best[:, :8], rtol=1e-3)
     assert bool((found.s <= best[:, :10] * (1 + 1e-5)).all())
-    once = strongest(x, start(1, 80, 10), 10, 1)
+    once = strongest_subspace(x, start(1, 80, 10), 10, 1)
     assert (
         float(once.s.square().sum()) < float(found.s.square().sum()) < float(best[:, :10].square().sum()) * (1 + 1e-4)
     )
@@ -42,13 +42,13 @@ def test_the_strongest_of_a_large_one_are_found_from_any_start():
 
 def test_row_k_has_the_bits_of_that_row_alone_at_any_number_of_threads():
     x, first = falling(5, 200, 60, seed=3), start(5, 60, 20, seed=4)
-    together = strongest(x, first, 12, 2)
+    together = strongest_subspace(x, first, 12, 2)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for k in range(5):
-                alone = strongest(x[k : k + 1], first[k : k + 1], 12, 2)
+                alone = strongest_subspace(x[k : k + 1], first[k : k + 1], 12, 2)
                 for one, all_ in zip(alone, together, strict=True):
                     assert torch.equal(one[0], all_[k])
         assert torch.get_num_threads() == 2
@@ -60,7 +60,7 @@ def test_what_is_not_there_is_zero_and_what_is_not_a_number_stays_so():
     x = torch.zeros(3, 9, 6)
     x[1] = torch.arange(9.0)[:, None] * torch.arange(6.0)  # rank one
     x[2, 3, 4] = float("nan")
-    found = strongest(x, start(3, 6, 6), 4, 2)
+    found = strongest_subspace(x, start(3, 6, 6), 4, 2)
     assert not found.s[0].any()
     assert not found.u[0].any()
     assert (found.s[1] > 0).tolist() == [True, False, False, False]

@@ -11,9 +11,9 @@ import pytest
 
 from reference import tight_codes as slow
 from sparing.core.errors import WireError
-from sparing.core.wire import ans, chances, codes, index, places
-from sparing.core.wire.grid import class_of_kept, half_octaves, octaves, row_of, tally
-from sparing.core.wire.index import Reader, varint
+from sparing.wire import frequencies, index, rans, tight_index, tight_values
+from sparing.wire.index import Reader, varint
+from sparing.wire.levels import class_of_kept, half_octaves, octaves, row_of, tally
 
 ROOM = 4 << 20
 
@@ -63,7 +63,7 @@ def test_golden_indices(golden: str, bits: np.ndarray, columns: int | None) -> N
     data = bytes.fromhex(golden)
     assert slow.index(slow.Bytes(data), len(bits), columns) == bits.tolist()
     reader = Reader(memoryview(data))
-    assert (places.decode(reader, len(bits), columns) == bits).all()
+    assert (tight_index.decode_tight_index(reader, len(bits), columns) == bits).all()
     assert not reader.left
 
 
@@ -72,21 +72,21 @@ def test_golden_codes(golden: str, sent: np.ndarray, columns: int | None) -> Non
     data = bytes.fromhex(golden)
     assert slow.codes(slow.Bytes(data), len(sent), columns) == sent.tolist()
     reader = Reader(memoryview(data))
-    assert codes.decode(reader, len(sent), columns).tolist() == sent.tolist()
+    assert tight_values.decode_tight_values(reader, len(sent), columns).tolist() == sent.tolist()
     assert not reader.left
 
 
 def test_what_is_written() -> None:
-    kept, symbols = np.flatnonzero(CROSS), codes.zigzag(WAVES)
+    kept, symbols = np.flatnonzero(CROSS), tight_values.zigzag(WAVES)
     for pieces, (golden, *_) in (
-        (places.gaps_way([np.array([3, 500])], b"\x04")[1](), INDICES[2]),
-        (places.classes_way(kept, 8, 8, octaves)[1](), INDICES[3]),
-        (places.classes_way(kept, 8, 8, half_octaves)[1](), INDICES[4]),
-        (codes.write_packed(rows("0 -1 3 -4")), CODES[1]),
-        (codes.coded(1, codes.zigzag(rows("0 1 0 -1 0 0 0 2")), None)[1](), CODES[4]),
-        (codes.coded(2, codes.zigzag(STEEP), row_of(128, 64, None))[1](), CODES[5]),
-        (codes.told(symbols, 8)[1](), CODES[6]),
-        (codes.sparse(CODES[7][1], None)[1](), CODES[7]),
+        (tight_index.gaps_way([np.array([3, 500])], b"\x04")[1](), INDICES[2]),
+        (tight_index.classes_way(kept, 8, 8, octaves)[1](), INDICES[3]),
+        (tight_index.classes_way(kept, 8, 8, half_octaves)[1](), INDICES[4]),
+        (tight_values.write_packed(rows("0 -1 3 -4")), CODES[1]),
+        (tight_values.rans_way(1, tight_values.zigzag(rows("0 1 0 -1 0 0 0 2")), None)[1](), CODES[4]),
+        (tight_values.rans_way(2, tight_values.zigzag(STEEP), row_of(128, 64, None))[1](), CODES[5]),
+        (tight_values.row_sums_way(symbols, 8)[1](), CODES[6]),
+        (tight_values._sparse_way(CODES[7][1], None)[1](), CODES[7]),
     ):
         assert b"".join(pieces).hex() == golden.replace(" ", "")
 
@@ -97,9 +97,12 @@ def test_golden_codes_of_kept_positions(golden: str) -> None:
     kept = WAVES != 0
     data = bytes.fromhex(golden)
     assert slow.codes(slow.Bytes(data), int(kept.sum()), 8, kept.tolist()) == WAVES[kept].tolist()
-    assert codes.decode(Reader(memoryview(data)), int(kept.sum()), 8, kept).tolist() == WAVES[kept].tolist()
-    contexts = class_of_kept(kept, 8) if data[0] == codes.KNOWN else row_of(int(kept.sum()), 8, kept)
-    assert b"".join(codes.coded(data[0], codes.zigzag(WAVES[kept]), contexts)[1]()) == data
+    assert (
+        tight_values.decode_tight_values(Reader(memoryview(data)), int(kept.sum()), 8, kept).tolist()
+        == WAVES[kept].tolist()
+    )
+    contexts = class_of_kept(kept, 8) if data[0] == tight_values.KNOWN else row_of(int(kept.sum()), 8, kept)
+    assert b"".join(tight_values.rans_way(data[0], tight_values.zigzag(WAVES[kept]), contexts)[1]()) == data
 
 
 # --------------------------------------------------------------------------------------------------------- refusals
@@ -128,7 +131,7 @@ def test_golden_codes_of_kept_positions(golden: str) -> None:
 )
 def test_bad_indices(data: str, u: int, columns: int | None, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        places.decode(Reader(memoryview(bytes.fromhex(data))), u, columns)
+        tight_index.decode_tight_index(Reader(memoryview(bytes.fromhex(data))), u, columns)
 
 
 @pytest.mark.parametrize(
@@ -152,15 +155,15 @@ def test_bad_indices(data: str, u: int, columns: int | None, why: str) -> None:
 )
 def test_bad_codes(data: str, n: int, columns: int | None, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        codes.decode(Reader(memoryview(bytes.fromhex(data))), n, columns)
+        tight_values.decode_tight_values(Reader(memoryview(bytes.fromhex(data))), n, columns)
 
 
 def long_and_dear() -> tuple[np.ndarray, bytes, int]:
     """Symbols that are dealt out to lanes, their bytes, and where the states begin."""
     symbols = np.random.default_rng(0).normal(100, 40, 20_000).clip(0, 255).astype(np.uint8)
-    plan = ans.plan(symbols)
-    assert plan.lanes >= ans.FEWEST
-    return symbols, ans.write(plan, symbols, None), len(plan.heads) + len(varint(plan.lanes))
+    plan = rans.plan_rans(symbols)
+    assert plan.lanes >= rans.FEWEST
+    return symbols, rans.write_rans(plan, symbols, None), len(plan.heads) + len(varint(plan.lanes))
 
 
 def test_bad_lanes() -> None:
@@ -169,11 +172,11 @@ def test_bad_lanes() -> None:
     bad[at + 2 : at + 4] = bytes(2)
     for broken, why in ((bad, "a state of"), (data[:-2], "words end"), (data[: at + 3], "states needs")):
         with pytest.raises(WireError, match=why):
-            ans.decode(Reader(memoryview(bytes(broken))), len(symbols))
+            rans.decode_rans(Reader(memoryview(bytes(broken))), len(symbols))
     bad = bytearray(data)
     bad[at] ^= 1
     with pytest.raises(WireError, match=r"not used up|words end"):
-        ans.decode(Reader(memoryview(bytes(bad))), len(symbols))
+        rans.decode_rans(Reader(memoryview(bytes(bad))), len(symbols))
 
 
 @pytest.mark.parametrize(
@@ -190,36 +193,36 @@ def test_bad_lanes() -> None:
 )
 def test_lanes_are_neither_too_few_nor_too_many(n: int, lanes: int, why: str) -> None:
     with pytest.raises(WireError, match=why):
-        ans.decode(Reader(memoryview(bytes.fromhex("02140004") + varint(lanes))), n)
+        rans.decode_rans(Reader(memoryview(bytes.fromhex("02140004") + varint(lanes))), n)
 
 
 def test_states_must_be_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same symbols from states that began elsewhere."""
     symbols, data, _ = long_and_dear()
-    assert (ans.decode(Reader(memoryview(data)), len(symbols)) == symbols).all()
-    monkeypatch.setattr(ans, "LOW", ans.LOW + 5)
-    data = ans.encode(symbols)
+    assert (rans.decode_rans(Reader(memoryview(data)), len(symbols)) == symbols).all()
+    monkeypatch.setattr(rans, "LOW", rans.LOW + 5)
+    data = rans.encode_rans(symbols)
     monkeypatch.undo()
     with pytest.raises(WireError, match="states that are not used up"):
-        ans.decode(Reader(memoryview(data)), len(symbols))
+        rans.decode_rans(Reader(memoryview(data)), len(symbols))
 
 
 def test_cheap_symbols_take_few_lanes() -> None:
     """However many they are: lanes cost bytes."""
     symbols = np.zeros(250_000, np.uint8)
-    assert len(ans.encode(symbols)) == 2
+    assert len(rans.encode_rans(symbols)) == 2
     symbols[::50_000] = 1
-    assert ans.plan(symbols).lanes == 0
-    assert len(ans.encode(symbols)) < 600  # 245 numbers, a byte for the length of each
+    assert rans.plan_rans(symbols).lanes == 0
+    assert len(rans.encode_rans(symbols)) < 600  # 245 numbers, a byte for the length of each
     many = np.tile(symbols, 20)
-    assert ans.plan(many).lanes == len(many) >> 13
-    assert len(ans.encode(many)) < 4 * (len(many) >> 13) + 200
+    assert rans.plan_rans(many).lanes == len(many) >> 13
+    assert len(rans.encode_rans(many)) < 4 * (len(many) >> 13) + 200
 
 
 def test_a_wrong_guess_costs_nothing() -> None:
-    exact: places.Way = (3, lambda: [b"abc"])
-    assert places.shortest(exact, [(2, lambda: [b"long", b"er"])])[1]() == [b"abc"]
-    assert places.shortest(exact, [(2, lambda: [b"a", b"b"])])[1]() == [b"a", b"b"]
+    exact: tight_index.Way = (3, lambda: [b"abc"])
+    assert tight_index.shortest_way(exact, [(2, lambda: [b"long", b"er"])])[1]() == [b"abc"]
+    assert tight_index.shortest_way(exact, [(2, lambda: [b"a", b"b"])])[1]() == [b"a", b"b"]
 
 
 # ----------------------------------------------------------------------------------------------------------- damage
@@ -244,21 +247,37 @@ def cases_of(sent: np.ndarray, columns: int | None) -> list[Case]:
     alive, n = sent != 0, len(sent)
     some = sent[alive]
     room = 4 * n + ROOM
-    kept, symbols = np.flatnonzero(alive), codes.zigzag(sent)
-    indices = [index.encode(alive), places.gaps_way([kept], b"\x04")[1]()]
-    whole = [codes.write_packed(sent), codes.coded(1, symbols, None)[1](), codes.sparse(sent, columns)[1]()]
-    parts = [codes.encode(some, columns, alive)]
+    kept, symbols = np.flatnonzero(alive), tight_values.zigzag(sent)
+    indices = [index.encode_index(alive), tight_index.gaps_way([kept], b"\x04")[1]()]
+    whole = [
+        tight_values.write_packed(sent),
+        tight_values.rans_way(1, symbols, None)[1](),
+        tight_values._sparse_way(sent, columns)[1](),
+    ]
+    parts = [tight_values.encode_tight_values(some, columns, alive)]
     if columns:
-        indices += [places.classes_way(kept, n // columns, columns, how)[1]() for how in (octaves, half_octaves)]
-        whole += [codes.told(symbols, columns)[1](), codes.coded(2, symbols, row_of(n, columns, None))[1]()]
-        parts.append(codes.coded(4, codes.zigzag(some), class_of_kept(alive, columns))[1]())
+        indices += [tight_index.classes_way(kept, n // columns, columns, how)[1]() for how in (octaves, half_octaves)]
+        whole += [
+            tight_values.row_sums_way(symbols, columns)[1](),
+            tight_values.rans_way(2, symbols, row_of(n, columns, None))[1](),
+        ]
+        parts.append(tight_values.rans_way(4, tight_values.zigzag(some), class_of_kept(alive, columns))[1]())
     out: list[Case] = []
     for data in map(b"".join, indices):
-        out.append((data, lambda r: places.decode(r, n, columns), lambda d: slow.index(d, n, columns), room))
+        out.append(
+            (data, lambda r: tight_index.decode_tight_index(r, n, columns), lambda d: slow.index(d, n, columns), room)
+        )
     for data in map(b"".join, whole):
-        out.append((data, lambda r: codes.decode(r, n, columns), lambda d: slow.codes(d, n, columns), 2 * room))
+        out.append(
+            (
+                data,
+                lambda r: tight_values.decode_tight_values(r, n, columns),
+                lambda d: slow.codes(d, n, columns),
+                2 * room,
+            )
+        )
     for data in map(b"".join, parts):
-        read: Read = lambda r: codes.decode(r, len(some), columns, alive)  # noqa: E731
+        read: Read = lambda r: tight_values.decode_tight_values(r, len(some), columns, alive)  # noqa: E731
         out.append((data, read, lambda d: slow.codes(d, len(some), columns, alive.tolist()), 2 * room))
     return out
 
@@ -316,7 +335,7 @@ def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code
     u = side * side
     data = bytes([code, *([0, level] * 2 if code == 5 else [])]) + varint(u) + bytes(2)
     tracemalloc.start()
-    bits = places.decode(Reader(memoryview(data)), u, side)
+    bits = tight_index.decode_tight_index(Reader(memoryview(data)), u, side)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert bits.all()
@@ -325,11 +344,11 @@ def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code
 
 def test_a_number_is_never_longer_than_its_symbols_can_make_it() -> None:
     longest = np.arange(255, dtype=np.uint8)  # chances of 1 in 2^8 take a byte each
-    data, heads = ans.encode(longest), len(ans.plan(longest).heads)
+    data, heads = rans.encode_rans(longest), len(rans.plan_rans(longest).heads)
     assert data[heads : heads + 2] == varint(255)
-    assert (ans.decode(Reader(memoryview(data)), 255) == longest).all()
+    assert (rans.decode_rans(Reader(memoryview(data)), 255) == longest).all()
     with pytest.raises(WireError, match="a number of 256 bytes for 255 symbols"):
-        ans.decode(Reader(memoryview(data[:heads] + varint(256) + data[heads + 2 :] + b"\x01")), 255)
+        rans.decode_rans(Reader(memoryview(data[:heads] + varint(256) + data[heads + 2 :] + b"\x01")), 255)
 
 
 def test_a_long_number_takes_no_memory() -> None:
@@ -337,7 +356,7 @@ def test_a_long_number_takes_no_memory() -> None:
     data = bytes.fromhex("01 02140004") + varint(n) + b"\x01" * n
     tracemalloc.start()
     with pytest.raises(WireError, match=f"a number of {n} bytes for 100 symbols"):
-        codes.decode(Reader(memoryview(data)), 100, None)
+        tight_values.decode_tight_values(Reader(memoryview(data)), 100, None)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -345,11 +364,11 @@ def test_a_long_number_takes_no_memory() -> None:
 
 def test_rows_are_gone_through_once_for_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many blocks of gaps there are: time is linear."""
-    calls, real = [], places.ends
-    monkeypatch.setattr(places, "ends", lambda g, kind: calls.append(kind) or real(g, kind))
+    calls, real = [], tight_index.class_ends
+    monkeypatch.setattr(tight_index, "class_ends", lambda g, kind: calls.append(kind) or real(g, kind))
     rows, columns = 20_000, 17
     data = bytes([5, 0, 1, 0, 1]) + varint(rows * columns) + bytes(2)
-    assert places.decode(Reader(memoryview(data)), rows * columns, columns).all()
+    assert tight_index.decode_tight_index(Reader(memoryview(data)), rows * columns, columns).all()
     assert calls == [2]
 
 
@@ -364,9 +383,9 @@ def test_many_tables_take_little_memory() -> None:
     rng = np.random.default_rng(0)
     rough = np.exp(3 * (rng.normal(size=(600, 1)) + rng.normal(size=600)))
     sent = np.clip(np.round(rough * rng.normal(size=(600, 600))), -128, 127).astype(np.int8).ravel()
-    data = b"".join(codes.told(codes.zigzag(sent), 600)[1]())
+    data = b"".join(tight_values.row_sums_way(tight_values.zigzag(sent), 600)[1]())
     tracemalloc.start()
-    got = codes.decode(Reader(memoryview(data)), len(sent), 600)
+    got = tight_values.decode_tight_values(Reader(memoryview(data)), len(sent), 600)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (got == sent).all()
@@ -382,7 +401,7 @@ def test_close_to_the_entropy(n: int, slack: float, sigma: float) -> None:
     drawn = np.round(np.random.default_rng(0).normal(0, sigma, n)).astype(np.int8)
     counts = np.unique(drawn, return_counts=True)[1]
     entropy = float((counts * np.log2(n / counts)).sum()) / 8
-    assert len(b"".join(codes.encode(drawn, None))) < (1 + slack) * entropy
+    assert len(b"".join(tight_values.encode_tight_values(drawn, None))) < (1 + slack) * entropy
 
 
 def test_rows_of_their_own_strength_pay() -> None:
@@ -390,8 +409,8 @@ def test_rows_of_their_own_strength_pay() -> None:
     drawn = np.round(np.array([[40], [10], [3], [1]]) * rng.normal(size=(4, 300))).clip(-127, 127).astype(np.int8)
     kept = np.repeat([True, False, True, True], 300)
     for sent, mask in ((drawn.ravel(), None), (drawn.ravel()[kept], kept)):
-        ours, blind = (b"".join(codes.encode(sent, columns, mask)) for columns in (300, None))
-        assert ours[0] == codes.ROWS
+        ours, blind = (b"".join(tight_values.encode_tight_values(sent, columns, mask)) for columns in (300, None))
+        assert ours[0] == tight_values.ROWS
         assert len(ours) < 0.93 * len(blind)
 
 
@@ -399,24 +418,29 @@ def test_clusters_pay() -> None:
     rng = np.random.default_rng(0)
     rough = np.exp(1.5 * (rng.normal(size=(300, 1)) + rng.normal(size=400)))
     bits = (rng.random((300, 400)) < 0.003 * rough).ravel()
-    whole, flat = (len(b"".join(places.encode(bits, columns))) for columns in (400, None))
+    whole, flat = (len(b"".join(tight_index.encode_tight_index(bits, columns))) for columns in (400, None))
     assert whole < 0.85 * flat
     drawn = np.clip(np.round(0.3 * rough * rng.normal(size=rough.shape)), -127, 127).astype(np.int8).ravel()
-    assert len(b"".join(codes.encode(drawn, 400))) < 0.75 * len(b"".join(codes.encode(drawn, None)))
+    assert len(b"".join(tight_values.encode_tight_values(drawn, 400))) < 0.75 * len(
+        b"".join(tight_values.encode_tight_values(drawn, None))
+    )
     kept = drawn != 0
-    known, blind = codes.encode(drawn[kept], 400, kept), codes.encode(drawn[kept], None)
+    known, blind = (
+        tight_values.encode_tight_values(drawn[kept], 400, kept),
+        tight_values.encode_tight_values(drawn[kept], None),
+    )
     assert len(b"".join(known)) < 0.9 * len(b"".join(blind))
 
 
 def test_next_to_nothing() -> None:
     for sent in (rows(), rows("0 " * 5000), rows("-7 " * 5000)):
-        assert len(b"".join(codes.encode(sent, None))) <= 3
+        assert len(b"".join(tight_values.encode_tight_values(sent, None))) <= 3
 
 
 def test_every_array_names_its_type() -> None:
     """Whole numbers are 32 bits wide by default on some machines."""
     at = {"array": 1, "zeros": 1, "ones": 1, "empty": 1, "full": 2, "arange": 9}  # arguments before the type
-    for file in Path(ans.__file__).parent.glob("*.py"):
+    for file in Path(rans.__file__).parent.glob("*.py"):
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if (
                 isinstance(call, ast.Call)
@@ -433,4 +457,4 @@ def test_levels_end_below_64() -> None:
 
 def test_logarithms_are_close() -> None:
     x = np.array([1, 2, 3, 1023, 1025, 4095, 8191, 10**6 + 7, 2**40 + 1])
-    assert np.abs(chances.log2(x) / 4096 - np.log2(x)).max() < 0.0018
+    assert np.abs(frequencies.log2(x) / 4096 - np.log2(x)).max() < 0.0018

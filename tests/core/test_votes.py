@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparing.core.votes import Votes, divide_by_votes, weight_of
+from sparing.core.votes import Votes, _divisor_of, divide_by_votes
 
 SHARES = torch.tensor([0.25, 0.5, 0.125], dtype=torch.float64)
 MASKS = torch.tensor([[True, True, False], [True, False, False], [False, True, False]])
@@ -15,15 +15,15 @@ def voted(masks: torch.Tensor | None, shares: torch.Tensor = SHARES) -> Votes:
 
 
 def test_one_mask_for_all_is_a_number_and_the_mask():
-    weight, where = weight_of(voted(MASKS[:1]), LIKE)
+    weight, where = _divisor_of(voted(MASKS[:1]), LIKE)
     assert (float(weight), where.tolist()) == (0.875, MASKS[:1].tolist())
-    weight, where = weight_of(voted(MASKS[1:2].expand(3, -1)), LIKE)
+    weight, where = _divisor_of(voted(MASKS[1:2].expand(3, -1)), LIKE)
     assert (float(weight), where.tolist()) == (0.875, MASKS[1:2].tolist())
 
 
 def test_without_weight_there_is_no_vote():
     for masks in (None, MASKS[:1], MASKS):
-        weight, where = weight_of(voted(masks, torch.zeros(3, dtype=torch.float64)), LIKE)
+        weight, where = _divisor_of(voted(masks, torch.zeros(3, dtype=torch.float64)), LIKE)
         assert not where.any()
         assert (weight == 1).all(), "so that a sum of nothing stays nothing"
 
@@ -31,7 +31,7 @@ def test_without_weight_there_is_no_vote():
 def test_masks_that_differ_are_added_up():
     votes = voted(MASKS)
     assert votes.dense.tolist() == [[0.75, 0.375, 0.0]]
-    weight, where = weight_of(votes, LIKE)
+    weight, where = _divisor_of(votes, LIKE)
     assert weight.tolist() == [[0.75, 0.375, 1.0]]
     assert where.tolist() == [[True, True, False]]
 

@@ -14,17 +14,8 @@ import torch
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
-from sparing.core.wire import (
-    dense,
-    fingerprint,
-    from_bytes,
-    index,
-    nbytes,
-    schema_of,
-    sizes,
-    to_bytes,
-)
-from sparing.core.wire.index import Reader
+from sparing.wire import dense_bytes, fingerprint, from_bytes, index, nbytes, parcel_sizes, schema_of, to_bytes
+from sparing.wire.index import Reader
 
 HEAD = 13
 FUZZER = Path(__file__).parents[2] / "benchmarks" / "fuzz_wire.py"
@@ -101,25 +92,25 @@ def test_the_format_does_not_drift(name: str) -> None:
     ],
 )
 def test_index_codes(bits: np.ndarray, golden: str) -> None:
-    data = b"".join(index.encode(bits))
+    data = b"".join(index.encode_index(bits))
     assert data.hex() == golden
-    assert index.sizes(torch.from_numpy(bits), torch.tensor([len(bits)])).size.tolist() == [len(data) - 1]
+    assert index.index_bytes(torch.from_numpy(bits), torch.tensor([len(bits)])).size.tolist() == [len(data) - 1]
     reader = Reader(memoryview(data))
-    assert (index.decode(reader, len(bits)) == bits).all()
+    assert (index.decode_index(reader, len(bits)) == bits).all()
     assert not reader.left
 
 
 @pytest.mark.parametrize("density", [1e-5, 1e-3, 0.03, 0.3, 0.39, 0.45])
 def test_long_indices_cross_blocks(density: float) -> None:
     bits = np.random.default_rng(0).random(5 * index.BLOCK + 77) < density
-    data = b"".join(index.encode(bits))
-    assert (index.decode(Reader(memoryview(data)), len(bits)) == bits).all()
-    assert index.sizes(torch.from_numpy(bits), torch.tensor([len(bits)])).size.tolist() == [len(data) - 1]
+    data = b"".join(index.encode_index(bits))
+    assert (index.decode_index(Reader(memoryview(data)), len(bits)) == bits).all()
+    assert index.index_bytes(torch.from_numpy(bits), torch.tensor([len(bits)])).size.tolist() == [len(data) - 1]
 
 
 def test_rice_comes_close_to_the_entropy() -> None:
     bits = np.random.default_rng(0).random(1_000_000) < 0.01
-    assert len(b"".join(index.encode(bits))) * 8 < 0.0825 * len(bits)  # the entropy is 0.0808 bits a position
+    assert len(b"".join(index.encode_index(bits))) * 8 < 0.0825 * len(bits)  # the entropy is 0.0808 bits a position
 
 
 @pytest.mark.parametrize("width", range(1, 9))
@@ -133,7 +124,7 @@ def test_packed_codes_of_every_width(width: int) -> None:
 
 def test_what_the_bytes_are_spent_on() -> None:
     parcel = Parcel({"w": CODES}, {"n": torch.ones(1)})
-    parts = {name: int(x) for name, x in sizes(parcel).items()}
+    parts = {name: int(x) for name, x in parcel_sizes(parcel).items()}
     assert parts == {"value": 1, "index": 1, "scale": 4, "header": 23, "notes": 4}
     assert int(nbytes(parcel)) == 33
 
@@ -153,7 +144,7 @@ def test_masks_of_several_grains_are_counted_among_what_is_left() -> None:
 def test_no_clients_take_no_bytes(tight: bool) -> None:
     keep = torch.zeros(0, 9, 9, dtype=torch.bool)
     parcel = Parcel({"w": Leaf(torch.zeros(0, 9, 9, dtype=torch.int8), keep=(keep,), bits=8, tight=tight)}, {})
-    assert {name: (x.shape, x.dtype) for name, x in sizes(parcel).items()} == dict.fromkeys(
+    assert {name: (x.shape, x.dtype) for name, x in parcel_sizes(parcel).items()} == dict.fromkeys(
         ("value", "index", "scale", "header", "notes"), ((0,), torch.int64)
     )
     assert nbytes(parcel).tolist() == []
@@ -342,7 +333,7 @@ def test_decoding_stays_below_twice_the_dense_size(dtype: torch.dtype, density: 
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak <= 2 * dense(schema) + (4 << 20)
+    assert peak <= 2 * dense_bytes(schema) + (4 << 20)
 
 
 @pytest.fixture(scope="module")
@@ -378,7 +369,7 @@ def test_the_fuzzer_notices(fuzzer: ModuleType, monkeypatch: pytest.MonkeyPatch,
     real, pool = fuzzer.from_bytes, fuzzer.samples(seed=1, each=1)
 
     def greedy(data: bytes, schema: Schema) -> Parcel:
-        bytearray(2 * dense(schema) + (5 << 20))
+        bytearray(2 * dense_bytes(schema) + (5 << 20))
         return real(data, schema)
 
     def endless(data: bytes, schema: Schema) -> Parcel:

@@ -8,9 +8,9 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.tree import layout_of
-from sparing.engines import debug
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.engines import reference
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
 
 STUDY = {
     "rounds": 6,
@@ -108,12 +108,12 @@ def test_a_broken_run_resumes_to_the_same_bits_and_bytes(tmp_path, engine):
 
 
 def test_the_plain_engine_sees_when_a_client_has_another_model(monkeypatch):
-    real = debug.copy_of
+    real = reference.copy_of
 
     def wrong(*given):
         return {name: x + 1 if x.is_floating_point() else x for name, x in real(*given).items()}
 
-    monkeypatch.setattr(debug, "copy_of", wrong)
+    monkeypatch.setattr(reference, "copy_of", wrong)
     with pytest.raises(sparing.SparingError, match=r"round 2, client 0, reading.*differs from the server's"):
         sparing.run(task(2), "broadcast", engine="debug", rounds=3, sample=1.0, local={"steps": 1})
 
@@ -134,11 +134,11 @@ REFUSED = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_makes_no_sense_is_refused(words):
     with pytest.raises(MethodError, match=words):
-        compose(layout_of(network()), *recipes(method_list(REFUSED[words])))
+        compose(layout_of(network()), *recipes_from_entries(method_list(REFUSED[words])))
 
 
 def test_options_inside_by_are_checked():
     with pytest.raises(ConfigError, match="'topk' has no option 'ratoi'"):
-        recipes([{"broadcast": {"by": [{"topk": {"ratoi": 1}}]}}])
+        recipes_from_entries([{"broadcast": {"by": [{"topk": {"ratoi": 1}}]}}])
     with pytest.raises(ConfigError, match="unknown method 'topkk'"):
-        recipes([{"broadcast": {"by": "topkk"}}])
+        recipes_from_entries([{"broadcast": {"by": "topkk"}}])

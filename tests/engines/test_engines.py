@@ -5,8 +5,8 @@ import torch
 
 import sparing
 from sparing.core.errors import SparingError, TrainingError
-from sparing.run.config import study_from
-from sparing.run.start import start
+from sparing.runs.start import start_run
+from sparing.runs.study import study_from
 
 METHODS = [
     "fedavg",
@@ -115,5 +115,5 @@ def test_a_run_does_not_touch_global_random_state():
     torch.manual_seed(1)
     want = torch.rand(3)
     torch.manual_seed(1)
-    start(study_from({"rounds": 1, "method": "randk", "task": TASK}))
+    start_run(study_from({"rounds": 1, "method": "randk", "task": TASK}))
     assert torch.equal(torch.rand(3), want)

@@ -8,7 +8,7 @@ import torch
 from sparing.accel.awaited import Awaited
 from sparing.core.context import Requirement
 from sparing.core.errors import TrainingError
-from sparing.engines.reading import read_later
+from sparing.engines.outcome import read_later
 from support import make_ctx
 
 

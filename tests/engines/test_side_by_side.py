@@ -16,9 +16,9 @@ import sparing
 from sparing.accel.train_cpu import outer_sgd as outer
 from sparing.core.context import context
 from sparing.core.errors import TrainingError
-from sparing.core.threads import side_by_side
-from sparing.engines.engine import parts
-from sparing.task.task import Task
+from sparing.core.threads import work_side_by_side
+from sparing.engines.engine import chunks_by_thread
+from sparing.tasks.task import Task
 
 SIZES = (6, 3, 11, 4, 8, 5, 13, 9, 7, 2)
 WAYS = ((1, 64), (2, 64), (3, 4))
@@ -136,7 +136,7 @@ def test_ctrl_c_waits_for_what_is_under_way_and_starts_nothing_new(monkeypatch):
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # the workers of a test run ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(range(9), work, lambda i: None, 2)
+            work_side_by_side(range(9), work, lambda i: None, 2)
     finally:
         signal.signal(signal.SIGINT, handler)
     assert sorted(began) == sorted(ended) == [0, 1]
@@ -165,7 +165,7 @@ def test_a_second_ctrl_c_leaves_threads_that_are_waited_for_at_exit():
     pressing = threading.Thread(target=press)
     try:
         with pytest.raises(KeyboardInterrupt):
-            side_by_side(items_that_start(pressing), work, lambda i: None, 2)
+            work_side_by_side(items_that_start(pressing), work, lambda i: None, 2)
         assert workers
         assert all(worker.is_alive() for worker in workers)
     finally:
@@ -206,7 +206,7 @@ def test_works_on_threads_items_and_takes_on_this_one_in_order():
         assert threading.get_ident() == here
         seen.append(i)
 
-    side_by_side(items(), work, take, 3)
+    work_side_by_side(items(), work, take, 3)
     assert seen == list(range(12))
 
 
@@ -227,7 +227,7 @@ def test_threads_get_equally_many_chunks_and_no_more_clients_at_once(threads, ch
     n = torch.tensor(SIZES)
     ctx = context(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
     job = SimpleNamespace(aside=threads, chunk=chunk, path=path, method=SimpleNamespace(fit=None))
-    found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
+    found = list(chunks_by_thread(job, ctx))  # pyright: ignore[reportArgumentType]
     assert [len(part.ids) for part in found] == sizes
     assert sorted(torch.cat([part.n for part in found]).tolist()) == sorted(SIZES)
 
@@ -236,5 +236,5 @@ def test_threads_of_path_loop_get_equally_much_data():
     n = torch.tensor([1, 90, 5, 60, 20, 50, 10, 7])
     ctx = context(0, 1, 1, torch.arange(len(n)), n, len(n), int(n.sum()))
     job = SimpleNamespace(aside=2, chunk=64, path="loop", method=SimpleNamespace(fit=None))
-    found = list(parts(job, ctx))  # pyright: ignore[reportArgumentType]
+    found = list(chunks_by_thread(job, ctx))  # pyright: ignore[reportArgumentType]
     assert [part.n.tolist() for part in found] == [[60, 50, 7, 5], [90, 20, 10, 1]]

@@ -7,8 +7,8 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.method import Trained
 from sparing.core.round import train_locally
-from sparing.core.tree import take
-from sparing.engines.stale import Stale
+from sparing.core.tree import take_rows
+from sparing.engines.divergence import Divergence
 from sparing.recipes.local import local
 from sparing.recipes.personal import personal
 from sparing.recipes.psfed import psfed
@@ -23,10 +23,10 @@ def untouched(lesson, ctx):
 
 
 def divergence(method, starts, chunks):
-    stale = Stale(method, MODEL)
+    stale = Divergence(method, MODEL)
     local = stale.watching(method).local
     for part in chunks:
-        some = take(starts, torch.tensor(part))
+        some = take_rows(starts, torch.tensor(part))
         assert train_locally(local, untouched, some, {}, make_ctx(part)).after is some
     return {name: float(x) for name, x in stale.report().items()}
 

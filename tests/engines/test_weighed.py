@@ -6,8 +6,8 @@ from torch import nn
 
 import sparing
 from sparing.core.errors import SparingError
-from sparing.core.wire import frame
-from sparing.engines import weighed
+from sparing.engines import upload_check
+from sparing.wire import frame
 from support import make_ctx
 
 
@@ -30,20 +30,20 @@ def test_one_client_a_round_is_written(method, chunk, monkeypatch):
         seen.append(k)
         return frame.to_bytes(parcel, k, about)
 
-    monkeypatch.setattr(weighed, "to_bytes", watched)
+    monkeypatch.setattr(upload_check, "to_bytes", watched)
     run(method, path="loop", chunk=chunk, threads=1)
     assert len(seen) == (1 if method == "fedavg" else 3), "sizes of plain values follow from their shapes"
 
 
 def test_a_wrong_count_stops_the_run(monkeypatch):
-    right = frame.added_up
-    monkeypatch.setattr(frame, "added_up", lambda *words: {n: x + (n == "value") for n, x in right(*words).items()})
+    right = frame._added_up
+    monkeypatch.setattr(frame, "_added_up", lambda *words: {n: x + (n == "value") for n, x in right(*words).items()})
     with pytest.raises(SparingError, match=r"counted \d+ bytes for client \d in round 1, but it wrote \d+"):
         run("topk", path="loop", chunk=2, threads=1)
 
 
 def test_everybody_is_weighed_in_time():
     cohort = make_ctx(list(range(5)))
-    found = {weighed.due(cohort._replace(round=t)) for t in range(1, 60)}
+    found = {upload_check.client_to_check(cohort._replace(round=t)) for t in range(1, 60)}
     assert found == set(range(5))
-    assert weighed.due(make_ctx([])) is None
+    assert upload_check.client_to_check(make_ctx([])) is None

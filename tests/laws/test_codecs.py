@@ -6,53 +6,56 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparing.core.codec import chain, feedback
-from sparing.core.parcel import Cut, Parcel, Schema, row, spec_of
-from sparing.core.tree import expand, take
-from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts import budget, components, dgc, ecsq, ef21, powersgd, quant, rotate, sparse
+from sparing.core.parcel import Cut, Parcel, Schema, parcel_row, spec_of_cut
+from sparing.core.tree import expand_rows, take_rows
+from sparing.parts.code import dgc, ecsq, eden, ef21, lowrank, powersgd, quantisers, sparsifiers
+from sparing.parts.code.budget import byte_budget
+from sparing.wire import from_bytes, nbytes, to_bytes
 from support import make_ctx, small_layout, update_parcel, view_of
 
 LAYOUT = small_layout()
 FLOATS = LAYOUT.params
 
 CODECS = {
-    "topk": lambda: sparse.topk(LAYOUT, 0.1),
-    "topk model": lambda: sparse.topk(LAYOUT, 0.2, over="model"),
-    "topk quantile": lambda: sparse.topk(LAYOUT, 0.3, mode="quantile"),
-    "randk": lambda: sparse.randk(LAYOUT, 0.3),
-    "int8": lambda: quant.uniform(LAYOUT, 8),
-    "int8 stochastic": lambda: quant.uniform(LAYOUT, 8, stochastic=True),
-    "int3": lambda: quant.uniform(LAYOUT, 3),
-    "fp16": lambda: quant.half(LAYOUT, torch.float16),
-    "bf16": lambda: quant.half(LAYOUT, torch.bfloat16),
-    "topk+int8": lambda: chain(sparse.topk(LAYOUT, 0.1), quant.uniform(LAYOUT, 8)),
-    "int8+topk": lambda: chain(quant.uniform(LAYOUT, 8), sparse.topk(LAYOUT, 0.1)),
-    "topk+randk": lambda: chain(sparse.topk(LAYOUT, 0.3), sparse.randk(LAYOUT, 0.3)),
+    "topk": lambda: sparsifiers.topk_codec(LAYOUT, 0.1),
+    "topk model": lambda: sparsifiers.topk_codec(LAYOUT, 0.2, over="model"),
+    "topk quantile": lambda: sparsifiers.topk_codec(LAYOUT, 0.3, mode="quantile"),
+    "randk": lambda: sparsifiers.randk_codec(LAYOUT, 0.3),
+    "int8": lambda: quantisers.uniform_codec(LAYOUT, 8),
+    "int8 stochastic": lambda: quantisers.uniform_codec(LAYOUT, 8, stochastic=True),
+    "int3": lambda: quantisers.uniform_codec(LAYOUT, 3),
+    "fp16": lambda: quantisers.half_codec(LAYOUT, torch.float16),
+    "bf16": lambda: quantisers.half_codec(LAYOUT, torch.bfloat16),
+    "topk+int8": lambda: chain(sparsifiers.topk_codec(LAYOUT, 0.1), quantisers.uniform_codec(LAYOUT, 8)),
+    "int8+topk": lambda: chain(quantisers.uniform_codec(LAYOUT, 8), sparsifiers.topk_codec(LAYOUT, 0.1)),
+    "topk+randk": lambda: chain(sparsifiers.topk_codec(LAYOUT, 0.3), sparsifiers.randk_codec(LAYOUT, 0.3)),
     "randk+topk+fp16": lambda: chain(
-        sparse.randk(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.3), quant.half(LAYOUT, torch.float16)
+        sparsifiers.randk_codec(LAYOUT, 0.5),
+        sparsifiers.topk_codec(LAYOUT, 0.3),
+        quantisers.half_codec(LAYOUT, torch.float16),
     ),
-    "qsgd": lambda: quant.qsgd(LAYOUT, 127),
-    "qsgd buckets": lambda: quant.qsgd(LAYOUT, 5, bucket=7),
-    "ternary": lambda: quant.ternary(LAYOUT),
-    "sign": lambda: quant.sign(LAYOUT),
-    "topk+sign": lambda: chain(sparse.topk(LAYOUT, 0.2), quant.sign(LAYOUT)),
-    "sign+topk": lambda: chain(quant.sign(LAYOUT), sparse.topk(LAYOUT, 0.2)),
-    "randk+qsgd": lambda: chain(sparse.randk(LAYOUT, 0.4), quant.qsgd(LAYOUT, 9)),
-    "eden": lambda: rotate.eden(LAYOUT),
-    "eden least": lambda: rotate.eden(LAYOUT, unbiased=False),
-    "eden 3 bits": lambda: rotate.eden(LAYOUT, bits=3),
-    "dgc": lambda: dgc.dgc(LAYOUT, FLOATS, lambda t: sparse.topk(LAYOUT, 0.2), clip=1.0),
-    "powersgd": lambda: powersgd.powersgd(LAYOUT, 2),
-    "ef21": lambda: ef21.ef21(LAYOUT, FLOATS, sparse.topk(LAYOUT, 0.2)),
-    "ecsq": lambda: ecsq.ecsq(LAYOUT),
-    "ecsq layer": lambda: ecsq.ecsq(LAYOUT, 2.0, over="layer"),
-    "topk+ecsq": lambda: chain(sparse.topk(LAYOUT, 0.2), ecsq.ecsq(LAYOUT, 0.5)),
-    "ecsq+topk": lambda: chain(ecsq.ecsq(LAYOUT, 0.5), sparse.topk(LAYOUT, 0.2)),
-    "lowrank": lambda: components.components(LAYOUT),
-    "lowrank 2": lambda: components.components(LAYOUT, 1.0, rank=2),
-    "budget": lambda: budget.budget(LAYOUT, 220),
-    "budget values": lambda: budget.budget(LAYOUT, 200, "values"),
-    "budget components": lambda: budget.budget(LAYOUT, 240, "components"),
+    "qsgd": lambda: quantisers.qsgd_codec(LAYOUT, 127),
+    "qsgd buckets": lambda: quantisers.qsgd_codec(LAYOUT, 5, bucket=7),
+    "ternary": lambda: quantisers.ternary_codec(LAYOUT),
+    "sign": lambda: quantisers.sign_codec(LAYOUT),
+    "topk+sign": lambda: chain(sparsifiers.topk_codec(LAYOUT, 0.2), quantisers.sign_codec(LAYOUT)),
+    "sign+topk": lambda: chain(quantisers.sign_codec(LAYOUT), sparsifiers.topk_codec(LAYOUT, 0.2)),
+    "randk+qsgd": lambda: chain(sparsifiers.randk_codec(LAYOUT, 0.4), quantisers.qsgd_codec(LAYOUT, 9)),
+    "eden": lambda: eden.eden_codec(LAYOUT),
+    "eden least": lambda: eden.eden_codec(LAYOUT, unbiased=False),
+    "eden 3 bits": lambda: eden.eden_codec(LAYOUT, bits=3),
+    "dgc": lambda: dgc.dgc_codec(LAYOUT, FLOATS, lambda t: sparsifiers.topk_codec(LAYOUT, 0.2), clip=1.0),
+    "powersgd": lambda: powersgd.powersgd_codec(LAYOUT, 2),
+    "ef21": lambda: ef21.ef21_codec(LAYOUT, FLOATS, sparsifiers.topk_codec(LAYOUT, 0.2)),
+    "ecsq": lambda: ecsq.ecsq_codec(LAYOUT),
+    "ecsq layer": lambda: ecsq.ecsq_codec(LAYOUT, 2.0, over="layer"),
+    "topk+ecsq": lambda: chain(sparsifiers.topk_codec(LAYOUT, 0.2), ecsq.ecsq_codec(LAYOUT, 0.5)),
+    "ecsq+topk": lambda: chain(ecsq.ecsq_codec(LAYOUT, 0.5), sparsifiers.topk_codec(LAYOUT, 0.2)),
+    "lowrank": lambda: lowrank.components_codec(LAYOUT),
+    "lowrank 2": lambda: lowrank.components_codec(LAYOUT, 1.0, rank=2),
+    "budget": lambda: byte_budget.budget_codec(LAYOUT, 220),
+    "budget values": lambda: byte_budget.budget_codec(LAYOUT, 200, "values"),
+    "budget components": lambda: byte_budget.budget_codec(LAYOUT, 240, "components"),
 }
 WHOLE = {"powersgd", "ef21", "lowrank", "lowrank 2"}  # no part of a tensor alone
 KINDS = ["whole", "shared", "per client"]
@@ -94,14 +97,14 @@ everywhere = pytest.mark.parametrize(
 def test_every_row_is_encoded_as_if_alone(name, kind):
     codec, ctx = CODECS[name](), make_ctx([2, 5, 9])
     parcel = update_parcel(LAYOUT, 3, scope=scoped(3, 1, kind))
-    state = expand(codec.init(LAYOUT), 3)
+    state = expand_rows(codec.init(LAYOUT), 3)
     for t in range(2):  # the second time with a memory
         ctx = ctx._replace(round=t)
         out, after = codec.encode(parcel, state, view_of(ctx))
         for k in range(3):
             one = slice(k, k + 1)
-            alone, memory = codec.encode(row(parcel, k), take(state, one), view_of(ctx.at(one)))
-            equal(row(out, k), alone)
+            alone, memory = codec.encode(parcel_row(parcel, k), take_rows(state, one), view_of(ctx.at(one)))
+            equal(parcel_row(out, k), alone)
             assert all(torch.equal(x, after[name][one]) for name, x in memory.items())
         state = after
 
@@ -118,13 +121,15 @@ def test_the_receiver_builds_the_schema_itself_and_decodes_what_was_sent(name, k
             for n in LAYOUT.shapes
         }
         plain = Schema(
-            {n: spec_of(LAYOUT.shapes[n], LAYOUT.dtypes[n], cut) for n, cut in cuts.items()}, {"n": 1, "loss": 1}, "x"
+            {n: spec_of_cut(LAYOUT.shapes[n], LAYOUT.dtypes[n], cut) for n, cut in cuts.items()},
+            {"n": 1, "loss": 1},
+            "x",
         )
         data = to_bytes(out, k, "x")
         assert len(data) == int(nbytes(out).expand(3)[k])
         back = from_bytes(data, codec.schema(plain, one))
-        equal(row(out, k), back)
-        equal(codec.decode(row(out, k), one), codec.decode(back, one))
+        equal(parcel_row(out, k), back)
+        equal(codec.decode(parcel_row(out, k), one), codec.decode(back, one))
 
 
 @settings(max_examples=20, deadline=None)
@@ -142,9 +147,9 @@ def test_lossless_chains_are_the_identity_bit_for_bit():
     parcel, view = update_parcel(LAYOUT, 2), view_of(make_ctx([1, 2]))
     for codec in (
         chain(),
-        sparse.topk(LAYOUT, 1.0),
-        sparse.randk(LAYOUT, 1.0),
-        chain(sparse.topk(LAYOUT, 1.0), chain()),
+        sparsifiers.topk_codec(LAYOUT, 1.0),
+        sparsifiers.randk_codec(LAYOUT, 1.0),
+        chain(sparsifiers.topk_codec(LAYOUT, 1.0), chain()),
     ):
         assert not codec.effect.lossy
         out, _ = codec.encode(parcel, codec.init(LAYOUT), view)
@@ -158,7 +163,7 @@ EXACT = {"topk", "topk model", "topk quantile", "randk", "topk+randk"}
 def test_feedback_conserves(name, kind):
     """decoded + residual = update + old residual, over several rounds with changing masks."""
     codec = feedback(CODECS[name]())
-    state = expand(codec.init(LAYOUT), 2)
+    state = expand_rows(codec.init(LAYOUT), 2)
     for t in range(1, 4):
         ctx = make_ctx([4, 6], t=t)
         parcel = update_parcel(LAYOUT, 2, seed=t, scope=scoped(2, t, kind))
@@ -182,7 +187,7 @@ def test_feedback_conserves(name, kind):
 @everything
 def test_a_lost_parcel_is_put_back(name):
     codec = feedback(CODECS[name]())
-    state = expand(codec.init(LAYOUT), 2)
+    state = expand_rows(codec.init(LAYOUT), 2)
     ctx = make_ctx([4, 6])
     parcel = update_parcel(LAYOUT, 2)
     out, after = codec.encode(parcel, state, view_of(ctx))
@@ -192,9 +197,9 @@ def test_a_lost_parcel_is_put_back(name):
 
 
 def test_a_lost_parcel_is_put_back_inside_a_chain_too():
-    codec = chain(feedback(sparse.topk(LAYOUT, 0.2)), quant.uniform(LAYOUT, 8))
+    codec = chain(feedback(sparsifiers.topk_codec(LAYOUT, 0.2)), quantisers.uniform_codec(LAYOUT, 8))
     ctx, parcel = make_ctx([4, 6]), update_parcel(LAYOUT, 2)
-    out, state = codec.encode(parcel, expand(codec.init(LAYOUT), 2), view_of(ctx))
+    out, state = codec.encode(parcel, expand_rows(codec.init(LAYOUT), 2), view_of(ctx))
     put_back = codec.lost(out, state, ctx)
     for n in FLOATS:
         step = parcel.leaves[n].value.abs().amax() / 127

@@ -7,26 +7,26 @@ import torch
 from torch import nn
 
 from sparing.core.compose import compose
-from sparing.core.download import downloads, read_download, write_download
+from sparing.core.download import download_kinds, read_download, write_download
 from sparing.core.errors import WireError
 from sparing.core.method import Broadcast, Codec, Effect, Local, Share, Trained
-from sparing.core.parcel import Cut, Parcel, pick
+from sparing.core.parcel import Cut, Parcel, pick_clients
 from sparing.core.round import (
     begin,
     client,
     first_client,
     first_server,
     incoming,
-    met,
+    mark_met,
     outgoing,
     schema_down,
     settle,
 )
-from sparing.core.tree import cat, layout_of, sha256, take, to, tree_of
+from sparing.core.tree import cat_trees, layout_of, take_rows, tree_of, tree_sha256, tree_to
 from sparing.core.versions import NEVER, copy_of
-from sparing.core.wire import nbytes, split
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
+from sparing.wire import nbytes, split_parcels
 from support import changed, make_ctx
 
 CLIENTS, ROUNDS, STILL = 12, 10, 5
@@ -75,7 +75,7 @@ LAYOUT = layout_of(NET)
 
 
 def method_of(spec, local=None):
-    return compose(LAYOUT, *recipes(method_list(spec)), local=local)
+    return compose(LAYOUT, *recipes_from_entries(method_list(spec)), local=local)
 
 
 def training(lesson, ctx):
@@ -89,28 +89,28 @@ def training(lesson, ctx):
 
 def federation(method, device="cpu", cohorts=COHORTS):
     """Every round: (ctx, server before, what goes down, server after, report). Client 3 always vanishes, all in one."""
-    model = to(tree_of(NET, LAYOUT), device)
+    model = tree_to(tree_of(NET, LAYOUT), device)
     server, states = first_server(method, model, CLIENTS), {}
     for t, ids in cohorts.items():
         ctx = make_ctx(ids, seed=5, t=t, clients=CLIENTS)
         ctx = changed(ctx, device=device, first=~server.seen[ctx.ids])
         down = outgoing(method, server, ctx)
-        state = cat([states.get(k, first_client(method, model)) for k in ids])
+        state = cat_trees([states.get(k, first_client(method, model)) for k in ids])
         up, state = client(method, state, down, training, ctx)
-        states |= {k: take(state, slice(i, i + 1)) for i, k in enumerate(ids)}
+        states |= {k: take_rows(state, slice(i, i + 1)) for i, k in enumerate(ids)}
         before, report = server, {}
         if t == STILL:
-            server = met(server, ctx)
+            server = mark_met(server, ctx)
         else:
             here = torch.tensor([i for i, k in enumerate(ids) if k != 3], device=device)
             fold = begin(method, server, ctx)
-            incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
+            incoming(method, server, fold, pick_clients(down, here), pick_clients(up, here), ctx.at(here))
             server, report = settle(method, server, fold, ctx)
         yield ctx, before, down, server, report
 
 
 def bits(parcel):
-    return sha256({name: leaf.value for name, leaf in parcel.leaves.items()} | parcel.notes)
+    return tree_sha256({name: leaf.value for name, leaf in parcel.leaves.items()} | parcel.notes)
 
 
 class Node:
@@ -122,7 +122,7 @@ class Node:
     def read(self, method, data, ctx):
         expected = schema_down(method, tree_of(NET, LAYOUT), ctx)
         got, parts = read_download(method, data, expected, self.copy, self.held, ctx)
-        assert len(parts) == len(split(data))
+        assert len(parts) == len(split_parcels(data))
         return got
 
     def take_in(self, got, ctx):
@@ -132,24 +132,24 @@ class Node:
 def nodes_hold_the_servers_model(method, device="cpu"):
     nodes, said, missing = [Node() for _ in range(CLIENTS)], {}, {}
     for node in nodes if method.broadcast.seeded else []:
-        node.copy, node.held = to(tree_of(NET, LAYOUT), device), 1
+        node.copy, node.held = tree_to(tree_of(NET, LAYOUT), device), 1
     for ctx, server, down, _, report in federation(method, device):
-        behind_K, kinds = downloads(server.past, down, ctx)
+        behind_K, kinds = download_kinds(server.past, down, ctx)
         assert kinds.keys() == {"value", "index", "scale", "header", "notes"}
         counted_K = torch.stack([x.expand(len(ctx.ids)) for x in kinds.values()]).sum(0)
         for k, i in enumerate(ctx.ids.tolist()):
             one, node = ctx.at(slice(k, k + 1)), nodes[i]
-            mine = pick(down, slice(k, k + 1))
+            mine = pick_clients(down, slice(k, k + 1))
             data = write_download(server.past, mine, one)
             whole, notes = int(nbytes(mine)[0]), int(nbytes(Parcel({}, mine.notes))[0])
             missed = [said[t] for t in range(max(node.held, 0), ctx.round) if t in said]
             best = min(whole, sum(missed) + notes) if node.held != NEVER else whole
             assert len(data) == int(counted_K[k]) == best, "what is missed or the whole, whichever is shorter"
-            assert len(split(data)) == (len(missed) + 1 if bool(behind_K[k]) else 1)
+            assert len(split_parcels(data)) == (len(missed) + 1 if bool(behind_K[k]) else 1)
             got = node.read(method, data, one)
             assert bits(got) == bits(mine), "the server's model, in every bit"
             if bool(behind_K[k]):
-                assert sha256(copy_of(method, server.model, server.past, node.held, ctx)) == sha256(node.copy)
+                assert tree_sha256(copy_of(method, server.model, server.past, node.held, ctx)) == tree_sha256(node.copy)
             node.take_in(got, one)
             missing[ctx.round, i] = len(missed) if bool(behind_K[k]) else None
         if report:
@@ -236,7 +236,7 @@ def missing_two(method):
     for ctx, server, down, _, _ in federation(method, cohorts={1: [2, 4], 2: [4], 3: [2, 4], 4: [4], 5: [2, 4]}):
         if 2 in ctx.ids.tolist():
             one = ctx.at(slice(0, 1))
-            data = write_download(server.past, pick(down, slice(0, 1)), one)
+            data = write_download(server.past, pick_clients(down, slice(0, 1)), one)
             if ctx.round == 5:
                 return node, one, data
             node.take_in(node.read(method, data, one), one)
@@ -246,7 +246,7 @@ def missing_two(method):
 def test_broken_downloads_are_refused():
     method = method_of([{"broadcast": {"by": SMALL}}])
     node, ctx, data = missing_two(method)
-    parts = [bytes(part) for part in split(data)]
+    parts = [bytes(part) for part in split_parcels(data)]
     assert len(parts) == 3
     node.read(method, data, ctx)
     for end in range(len(data)):
@@ -284,7 +284,7 @@ def test_a_node_that_holds_something_else_is_told():
 def test_who_holds_parts_gets_values_as_before(spec):
     method = method_of(spec)
     for ctx, server, down, _, _ in federation(method):
-        behind_K, kinds = downloads(server.past, down, ctx)
+        behind_K, kinds = download_kinds(server.past, down, ctx)
         assert not bool(behind_K.any())
         assert torch.equal(torch.stack(list(kinds.values())).sum(0), nbytes(down))
 
@@ -301,7 +301,7 @@ def test_an_update_of_a_part_makes_the_next_download_whole():
 
     method = plain._replace(share=Share(plain.share.down, up))
     for ctx, server, down, after, _ in federation(method):
-        behind_K, _ = downloads(server.past, down, ctx)
+        behind_K, _ = download_kinds(server.past, down, ctx)
         if ctx.round % 4 == 0:
             still = ~half.expand_as(down.leaves[name].value)
             assert torch.equal(after.model[name][still], server.model[name][still])

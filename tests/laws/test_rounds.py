@@ -5,16 +5,16 @@ import itertools
 import pytest
 import torch
 
-from sparing.core.compose import compose, narrow
+from sparing.core.compose import compose, narrow_share
 from sparing.core.errors import TrainingError, WireError
 from sparing.core.method import Codec, Fit, Local, Resize, Serving, Share, Step, Trained
-from sparing.core.parcel import Cut, Parcel, row
-from sparing.core.reduce import largest
+from sparing.core.parcel import Cut, Parcel, parcel_row
+from sparing.core.reduce import largest_in_rows
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, schema_down, settle
-from sparing.core.tree import Layout, column, expand, flat, to, under
-from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.core.tree import Layout, column, expand_rows, flat, tree_to, under
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
+from sparing.wire import from_bytes, nbytes, to_bytes
 from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
@@ -22,7 +22,7 @@ MODEL = random_tree(LAYOUT, 1, seed=4)
 
 
 def method_of(spec, local=None):
-    return compose(LAYOUT, *recipes(method_list(spec)), local=local)
+    return compose(LAYOUT, *recipes_from_entries(method_list(spec)), local=local)
 
 
 def fake_training(lesson, ctx):
@@ -37,9 +37,9 @@ def fake_training(lesson, ctx):
 
 def play(method, rounds=3, ids=(1, 4, 7), seed=0, device="cpu"):
     """Run rounds; give back the server, each client's state, and everything that crossed."""
-    model = to(MODEL, device)
+    model = tree_to(MODEL, device)
     server = first_server(method, model, 50)
-    state = expand(first_client(method, model), len(ids))
+    state = expand_rows(first_client(method, model), len(ids))
     crossed = []
     for t in range(1, rounds + 1):
         ctx = make_ctx(list(ids), seed=seed, t=t)
@@ -73,7 +73,7 @@ def test_private_tensors_never_appear_in_a_parcel(spec):
         assert not private & up.leaves.keys()
     for name in private:
         assert torch.equal(server.model[name], MODEL[name]), "the server never learns it"
-        assert not torch.equal(state[f"own/{name}"], expand(MODEL, 3)[name]), "the client does"
+        assert not torch.equal(state[f"own/{name}"], expand_rows(MODEL, 3)[name]), "the client does"
 
 
 def test_personal_tensors_pass_through_a_round_bit_for_bit():
@@ -101,7 +101,7 @@ def test_psfed_at_zero_sends_nothing_and_learns_nothing_from_others():
     for _, _, down, up, *_ in crossed:
         assert not down.leaves
         assert not up.leaves
-    assert not torch.equal(state["own/3.weight"], expand(MODEL, 3)["3.weight"])
+    assert not torch.equal(state["own/3.weight"], expand_rows(MODEL, 3)["3.weight"])
 
 
 @pytest.mark.parametrize("per_client", [False, True])
@@ -174,7 +174,7 @@ def test_a_cohort_is_a_sum_of_its_clients(spec):
     """One call with K clients, or K calls with one: the same parcels, states and server, in every bit."""
     method = method_of(spec)
     _, _, crossed = play(method, rounds=3)
-    state = {k: expand(first_client(method, MODEL), 1) for k in range(3)}
+    state = {k: expand_rows(first_client(method, MODEL), 1) for k in range(3)}
     for cohort, before, _, up, states, after, _ in crossed:
         fold = begin(method, before, cohort)
         for k in (2, 0, 1):
@@ -182,7 +182,7 @@ def test_a_cohort_is_a_sum_of_its_clients(spec):
             down = outgoing(method, before, ctx)
             alone, state[k] = client(method, state[k], down, fake_training, ctx)
             incoming(method, before, fold, down, alone, ctx)
-            for name, leaf in row(up, k).leaves.items():
+            for name, leaf in parcel_row(up, k).leaves.items():
                 assert torch.equal(leaf.value, alone.leaves[name].value)
             for name, x in states.items():
                 assert torch.equal(x[k : k + 1], state[k][name])
@@ -275,7 +275,7 @@ def told_share(layout):
         cuts = {}
         for name, shape in layout.shapes.items():
             x = flat(model[name]).double()
-            cuts[name] = Cut(largest(x, max(1, x.shape[1] // 2)).reshape(1, *shape), told=True)
+            cuts[name] = Cut(largest_in_rows(x, max(1, x.shape[1] // 2)).reshape(1, *shape), told=True)
         return cuts
 
     return Share(
@@ -289,7 +289,7 @@ def told_share(layout):
 
 def test_a_told_scope_travels_and_the_share_learns():
     method = method_of("topk+int8+memory")
-    method = method._replace(share=narrow(method.share, told_share(LAYOUT)))
+    method = method._replace(share=narrow_share(method.share, told_share(LAYOUT)))
     server, _, crossed = play(method)
     assert server.share["b/rounds"].item() == 9
     for ctx, before, down, *_ in crossed:
@@ -398,7 +398,7 @@ def test_the_algebra_gives_the_same_bits_on_cpu_and_gpu(spec):
         for one, two in ((down, down_gpu), (up, up_gpu)):
             assert torch.equal(nbytes(one).expand(len(nbytes(two))), nbytes(two).cpu())
             for k in range(3):
-                assert to_bytes(row(one, k), 0) == to_bytes(row(two, k), 0)
+                assert to_bytes(parcel_row(one, k), 0) == to_bytes(parcel_row(two, k), 0)
         for name, x in state.items():
             assert torch.equal(x, state_gpu[name].cpu()), name
     for name, x in here[0].model.items():

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reference import tight_codes as slow
-from sparing.core.wire import ans, codes, index, places
-from sparing.core.wire.grid import class_of_kept, half_octaves, is_matrix, octaves, row_of
-from sparing.core.wire.index import Reader
+from sparing.wire import index, rans, tight_index, tight_values
+from sparing.wire.index import Reader
+from sparing.wire.levels import class_of_kept, half_octaves, is_matrix, octaves, row_of
 
 Drawn = tuple[np.ndarray, int | None]
 SHAPES = [(0, 1), (1, 1), (1, 9), (8, 8), (9, 30), (40, 25), (64, 27), (130, 70), (12, 900)]
@@ -43,29 +43,39 @@ def values(draw: Callable) -> Drawn:
 def ways_of_masks(bits: np.ndarray, columns: int | None) -> list[bytes]:
     """Every code that can tell these positions, and the one that is chosen."""
     kept = np.flatnonzero(bits)
-    out = [places.encode(bits, columns), index.encode(bits), places.gaps_way([kept], bytes([places.GAPS]))[1]()]
+    out = [
+        tight_index.encode_tight_index(bits, columns),
+        index.encode_index(bits),
+        tight_index.gaps_way([kept], bytes([tight_index.GAPS]))[1](),
+    ]
     if columns and is_matrix(len(bits), columns) and len(kept):
-        out += [places.classes_way(kept, len(bits) // columns, columns, how)[1]() for how in (octaves, half_octaves)]
+        out += [
+            tight_index.classes_way(kept, len(bits) // columns, columns, how)[1]() for how in (octaves, half_octaves)
+        ]
     return [b"".join(pieces) for pieces in out]
 
 
 def ways_of_codes(sent: np.ndarray, columns: int | None) -> list[bytes]:
-    symbols = codes.zigzag(sent)
-    out = [codes.encode(sent, columns), codes.write_packed(sent), codes.coded(codes.PLAIN, symbols, None)[1]()]
-    out.append(codes.sparse(sent, columns)[1]())
+    symbols = tight_values.zigzag(sent)
+    out = [
+        tight_values.encode_tight_values(sent, columns),
+        tight_values.write_packed(sent),
+        tight_values.rans_way(tight_values.PLAIN, symbols, None)[1](),
+    ]
+    out.append(tight_values._sparse_way(sent, columns)[1]())
     if columns and is_matrix(len(sent), columns):
-        out.append(codes.told(symbols, columns)[1]())
-    if columns and codes.has_rows(len(sent), columns):
-        out.append(codes.coded(codes.ROWS, symbols, row_of(len(sent), columns, None))[1]())
+        out.append(tight_values.row_sums_way(symbols, columns)[1]())
+    if columns and tight_values.has_rows(len(sent), columns):
+        out.append(tight_values.rans_way(tight_values.ROWS, symbols, row_of(len(sent), columns, None))[1]())
     return [b"".join(pieces) for pieces in out]
 
 
 def ways_of_kept(sent: np.ndarray, columns: int | None, kept: np.ndarray) -> list[list[bytes]]:
-    ways, symbols = [codes.encode(sent, columns, kept)], codes.zigzag(sent)
+    ways, symbols = [tight_values.encode_tight_values(sent, columns, kept)], tight_values.zigzag(sent)
     if columns and is_matrix(len(kept), columns):
-        ways.append(codes.coded(codes.KNOWN, symbols, class_of_kept(kept, columns))[1]())
-    if columns and codes.has_rows(len(kept), columns):
-        ways.append(codes.coded(codes.ROWS, symbols, row_of(len(sent), columns, kept))[1]())
+        ways.append(tight_values.rans_way(tight_values.KNOWN, symbols, class_of_kept(kept, columns))[1]())
+    if columns and tight_values.has_rows(len(kept), columns):
+        ways.append(tight_values.rans_way(tight_values.ROWS, symbols, row_of(len(sent), columns, kept))[1]())
     return ways
 
 
@@ -76,11 +86,11 @@ def test_positions_arrive(drawn: Drawn) -> None:
     ways = ways_of_masks(bits, columns)
     for data in ways:
         reader = Reader(memoryview(data + b"rest"))
-        assert (places.decode(reader, len(bits), columns) == bits).all()
+        assert (tight_index.decode_tight_index(reader, len(bits), columns) == bits).all()
         assert reader.left == 4
     assert len(ways[0]) <= len(ways[1])
     assert len(ways[0]) <= 1.03 * min(map(len, ways)) + 12  # what a choice by estimates may cost
-    assert places.encode(bits.copy(), columns) == places.encode(bits, columns)
+    assert tight_index.encode_tight_index(bits.copy(), columns) == tight_index.encode_tight_index(bits, columns)
 
 
 @pytest.mark.slow
@@ -91,7 +101,7 @@ def test_codes_arrive(drawn: Drawn) -> None:
     ways = ways_of_codes(sent, columns)
     for data in ways:
         reader = Reader(memoryview(data + b"rest"))
-        got = codes.decode(reader, len(sent), columns)
+        got = tight_values.decode_tight_values(reader, len(sent), columns)
         assert got.dtype == np.int8
         assert (got == sent).all()
         assert reader.left == 4
@@ -107,7 +117,7 @@ def test_codes_of_kept_positions_arrive(drawn: Drawn, whole: bool) -> None:
     sent = dense[kept]
     for pieces in ways_of_kept(sent, columns, kept):
         reader = Reader(memoryview(b"".join(pieces)))
-        assert (codes.decode(reader, len(sent), columns, kept) == sent).all()
+        assert (tight_values.decode_tight_values(reader, len(sent), columns, kept) == sent).all()
         assert not reader.left
 
 
@@ -121,11 +131,11 @@ def test_symbols_arrive(seed: int, n: int, spread: int) -> None:
     contexts = rng.integers(0, spread, n).astype(np.uint8)
     symbols = np.minimum(rng.exponential(rng.choice([0.01, 1, 30]), n) * (1 + contexts % 7), 255).astype(np.uint8)
     for given_contexts in (None, contexts):
-        data = ans.encode(symbols, given_contexts)
+        data = rans.encode_rans(symbols, given_contexts)
         reader = Reader(memoryview(data + b"rest"))
-        assert (ans.decode(reader, n, given_contexts) == symbols).all()
+        assert (rans.decode_rans(reader, n, given_contexts) == symbols).all()
         assert reader.left == 4
-        plan = ans.plan(symbols, given_contexts)
+        plan = rans.plan_rans(symbols, given_contexts)
         assert abs(plan.size - len(data)) <= 40 + 0.01 * len(data)
 
 
@@ -162,9 +172,9 @@ def test_a_second_decoder_agrees_on_long_sequences() -> None:
     lanes = []
     for symbols in (cheap, dear):
         for given_contexts in (None, contexts):
-            lanes.append(ans.plan(symbols, given_contexts).lanes)
-            data = slow.Bytes(ans.encode(symbols, given_contexts))
+            lanes.append(rans.plan_rans(symbols, given_contexts).lanes)
+            data = slow.Bytes(rans.encode_rans(symbols, given_contexts))
             assert slow.symbols(data, [0] * n if given_contexts is None else contexts.tolist()) == symbols.tolist()
             assert not data.data
     assert lanes[:2] == [0, 0]  # whole numbers
-    assert min(lanes[2:]) >= ans.FEWEST
+    assert min(lanes[2:]) >= rans.FEWEST

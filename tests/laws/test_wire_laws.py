@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, parcel_row
 from sparing.core.tree import cleared
-from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
+from sparing.wire import from_bytes, nbytes, parcel_sizes, to_bytes
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 WHOLE = [torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -121,7 +121,7 @@ def test_the_size_is_true_to_the_byte(drawn: tuple[Parcel, int]) -> None:
     total = nbytes(parcel)
     assert total.dtype == torch.int64
     assert total.tolist() == [len(to_bytes(parcel, i)) for i in range(k)]
-    parts = sizes(parcel)
+    parts = parcel_sizes(parcel)
     assert list(parts) == ["value", "index", "scale", "header", "notes"]
     assert all(x.shape == (k,) and bool((x >= 0).all()) for x in parts.values())
 
@@ -131,7 +131,7 @@ def test_the_size_is_true_to_the_byte(drawn: tuple[Parcel, int]) -> None:
 def test_what_arrives_is_what_was_sent(drawn: tuple[Parcel, int], about: str) -> None:
     parcel, k = drawn
     for i in range(k):
-        want = row(parcel, i)
+        want = parcel_row(parcel, i)
         data = to_bytes(parcel, i, about)
         got = from_bytes(data, expected(want, about))
         assert_same(got, want)
@@ -143,15 +143,15 @@ def test_what_arrives_is_what_was_sent(drawn: tuple[Parcel, int], about: str) ->
 def test_a_row_costs_the_same_alone(drawn: tuple[Parcel, int]) -> None:
     parcel, k = drawn
     for i in range(k):
-        alone = sizes(row(parcel, i))
-        assert {name: int(x[0]) for name, x in alone.items()} == {n: int(x[i]) for n, x in sizes(parcel).items()}
+        alone = parcel_sizes(parcel_row(parcel, i))
+        assert {name: int(x[0]) for name, x in alone.items()} == {n: int(x[i]) for n, x in parcel_sizes(parcel).items()}
 
 
 @settings(max_examples=100, deadline=None)
 @given(parcels(versions=(1,)))
 def test_a_second_decoder_agrees(drawn: tuple[Parcel, int]) -> None:
     parcel, _ = drawn
-    want = row(parcel, 0)
+    want = parcel_row(parcel, 0)
     got = slow_decode(to_bytes(parcel, 0), expected(want, ""))
     for name, leaf in want.leaves.items():
         assert got[name] == slow_values(leaf)
@@ -164,7 +164,7 @@ def test_sizes_in_stretches_of_rows(rows: int, monkeypatch: pytest.MonkeyPatch) 
     keep = (torch.rand(3, 100, generator=rng) < 0.1) & scope
     parcel = Parcel({"w": Leaf(torch.zeros(3, 100), scope, (keep,))}, {})
     whole = nbytes(parcel)
-    monkeypatch.setattr("sparing.core.wire.count.POSITIONS", 150)
+    monkeypatch.setattr("sparing.wire.count.POSITIONS", 150)
     assert nbytes(parcel).tolist() == whole.tolist() == [len(to_bytes(parcel, i)) for i in range(3)]
 
 

@@ -8,12 +8,12 @@ from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.round import first_client
 from sparing.core.tree import layout_of, tree_of, under
-from sparing.parts.adapters import gates
+from sparing.models import build_network
+from sparing.parts.share.adapter_gates import adapter_gates
 from sparing.recipes.pfedsim import pfedsim
-from sparing.task.models import network
 from support import make_ctx
 
-MODEL = network({"cnn": {"adapter": 16}}, (1, 8, 8), 10)
+MODEL = build_network({"cnn": {"adapter": 16}}, (1, 8, 8), 10)
 LAYOUT = layout_of(MODEL)
 STUDY = {"rounds": 2, "sample": 4, "seed": 1, "local": {"epochs": 1, "batch": 32}}
 TASK = {"clients": 8, "split": {"quantity": 0.5}, "model": {"cnn": {"adapter": 16}}}
@@ -22,9 +22,9 @@ TASK = {"clients": 8, "split": {"quantity": 0.5}, "model": {"cnn": {"adapter": 1
 def test_an_adapter_changes_nothing_at_first():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        plain = network("cnn", (1, 8, 8), 10)
+        plain = build_network("cnn", (1, 8, 8), 10)
         torch.manual_seed(0)
-        other = network({"cnn": {"adapter": 4}}, (1, 8, 8), 10)
+        other = build_network({"cnn": {"adapter": 4}}, (1, 8, 8), 10)
     x = torch.randn(5, 1, 8, 8)
     assert torch.equal(plain(x), other(x))
     assert [name for name, _ in other.named_children()][-3:] == ["relu3", "adapter", "head"]
@@ -43,7 +43,7 @@ def test_the_width_grows_with_the_log_of_the_samples():
 def test_a_client_trains_only_the_places_that_are_open():
     start = dict(tree_of(MODEL))
     start["adapter.gate"] = (torch.arange(16) < 3).float()[None]
-    model = network({"cnn": {"adapter": 16}}, (1, 8, 8), 10)
+    model = build_network({"cnn": {"adapter": 16}}, (1, 8, 8), 10)
     model.load_state_dict({name: x[0] for name, x in start.items()})
     torch.nn.init.normal_(model.adapter.up.weight)
     torch.nn.init.constant_(model.adapter.down.bias, 9.0)
@@ -69,9 +69,9 @@ def test_both_engines_agree(plan):
 
 def test_adapters_that_cannot_be_meant():
     with pytest.raises(MethodError, match="'adapter' matches no layer"):
-        compose(layout_of(network("cnn", (1, 8, 8), 10)), pfedsim(adapter={}))
+        compose(layout_of(build_network("cnn", (1, 8, 8), 10)), pfedsim(adapter={}))
     with pytest.raises(MethodError, match="there is no adapter with a gate"):
-        gates(layout_of(MODEL, static=True), frozenset(LAYOUT.shapes), 4, 2)
+        adapter_gates(layout_of(MODEL, static=True), frozenset(LAYOUT.shapes), 4, 2)
     with pytest.raises(MethodError, match=r"'adapter.gate' is shared, but its width differs"):
         compose(LAYOUT, pfedsim(layers=["head"], adapter={}))
     with pytest.raises(ConfigError, match=r"pfedsim.adapter is .*; write \{base: 4, growth: 2\}"):
@@ -79,6 +79,6 @@ def test_adapters_that_cannot_be_meant():
     with pytest.raises(ConfigError, match="growth is -1"):
         compose(LAYOUT, pfedsim(adapter={"growth": -1}))
     with pytest.raises(ConfigError, match=r"cnn.adapter is 0; it is a width"):
-        network({"cnn": {"adapter": 0}}, (1, 8, 8), 10)
+        build_network({"cnn": {"adapter": 0}}, (1, 8, 8), 10)
     with pytest.raises(ConfigError, match="lstm is not a chain of layers"):
-        network({"lstm": {"adapter": 4}}, (20,), 50)
+        build_network({"lstm": {"adapter": 4}}, (20,), 50)

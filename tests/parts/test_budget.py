@@ -11,17 +11,17 @@ from torch import Tensor
 
 import sparing
 from sparing.core.codec import feedback
-from sparing.core.components import decomposed, matrix
 from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.fit import ENOUGH, fitted, reached
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each, row
-from sparing.core.registry import find
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, map_tensors, parcel_row
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.core.worth import judged, piece
-from sparing.parts.budget import Item, budget, written
+from sparing.parts.code.budget.byte_budget import Item, _written_parcel, budget_codec
+from sparing.parts.code.budget.byte_search import ENOUGH, fitted, reached
+from sparing.parts.code.budget.matrices import as_matrix_shape, strongest_components
+from sparing.parts.code.budget.rate_distortion import judged, piece
+from sparing.wire import from_bytes, nbytes, to_bytes
 from support import FALLING, changed, falling, make_ctx, view_of
 from support import falling_update as update
 
@@ -37,7 +37,7 @@ def noise(seed=0, k=1):
 
 def through(parcel, most, by="best", layout=LAYOUT):
     """What is sent, its bytes, and the share of the squared norm that is lost."""
-    codec, ctx = budget(layout, most, by), make_ctx(list(range(len(parcel.notes["n"]))))
+    codec, ctx = budget_codec(layout, most, by), make_ctx(list(range(len(parcel.notes["n"]))))
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     back = codec.decode(out, ctx)
     names = [name for name in layout.floats if name in parcel.leaves]
@@ -122,7 +122,7 @@ def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
         scope = torch.rand(2, *shape, generator=g) < 0.5 if masked and name < "d" else None
         leaves[name] = Leaf(x if scope is None else x * scope, scope=scope)
     parcel = Parcel(leaves, {"n": torch.ones(2)})
-    codec, ctx = budget(layout, 1e9), changed(make_ctx([3, 8]), budget=torch.tensor([40.0 + more, 5.0]).double())
+    codec, ctx = budget_codec(layout, 1e9), changed(make_ctx([3, 8]), budget=torch.tensor([40.0 + more, 5.0]).double())
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     nothing = nbytes(codec.encode(parcel, {}, view_of(changed(ctx, budget=torch.zeros(2).double())))[0])
     size = nbytes(out)
@@ -137,7 +137,7 @@ def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
             {"n": 1},
         )
         got = from_bytes(to_bytes(out, k), codec.schema(plain, ctx))
-        back, here = codec.decode(got, ctx).leaves, codec.decode(row(out, k), ctx).leaves
+        back, here = codec.decode(got, ctx).leaves, codec.decode(parcel_row(out, k), ctx).leaves
         for name, leaf in leaves.items():
             assert torch.equal(back[name].value, here[name].value)
             off = (back[name].value - leaf.value[k : k + 1]).double()
@@ -154,7 +154,7 @@ def test_of_any_tree_no_parcel_takes_more(shapes, seed, more, kind, masked):
 
 
 def test_every_client_has_its_own_budget_where_the_round_has_a_deadline():
-    parcel, codec = update(4, rate=0.9), budget(LAYOUT, 1500)
+    parcel, codec = update(4, rate=0.9), budget_codec(LAYOUT, 1500)
     rooms = torch.tensor([400.0, 900.0, 1e9, 0.0]).double()
     ctx = changed(make_ctx([2, 5, 9, 11]), budget=rooms)
     out, _ = codec.encode(parcel, {}, view_of(ctx))
@@ -163,9 +163,9 @@ def test_every_client_has_its_own_budget_where_the_round_has_a_deadline():
     assert not any(leaf.value[3].any() for name, leaf in out.leaves.items() if name != "steps")
     for k in range(4):
         one = slice(k, k + 1)
-        alone, _ = codec.encode(row(parcel, k), {}, view_of(ctx.at(one)))
+        alone, _ = codec.encode(parcel_row(parcel, k), {}, view_of(ctx.at(one)))
         assert to_bytes(alone, 0) == to_bytes(out, k)
-    free = budget(LAYOUT)
+    free = budget_codec(LAYOUT)
     with pytest.raises(MethodError, match="budget says no number of bytes, and the round has no deadline; write"):
         free.encode(parcel, {}, view_of(make_ctx([2, 5, 9, 11])))
     assert int(nbytes(free.encode(parcel, {}, view_of(ctx))[0])[1]) <= 900
@@ -219,7 +219,7 @@ def test_parts_of_tensors_travel_as_values_and_private_ones_not_at_all():
     mask[:, ::2] = True
     dense = Leaf(parcel.leaves["dense"].value * mask, scope=mask)
     leaves = {n: leaf for n, leaf in parcel.leaves.items() if n not in ("head", "bias")} | {"dense": dense}
-    codec, ctx = budget(LAYOUT, 600, skip=frozenset({"head", "bias"})), make_ctx([0])
+    codec, ctx = budget_codec(LAYOUT, 600, skip=frozenset({"head", "bias"})), make_ctx([0])
     out, _ = codec.encode(Parcel(leaves, parcel.notes), {}, view_of(ctx))
     assert "dense/p" not in out.leaves
     assert "conv/p" in out.leaves
@@ -237,7 +237,7 @@ def test_a_tensor_far_larger_than_the_rest_gets_longer_steps():
     spike = torch.zeros(1, 200, 300)
     spike[0, 3, 4] = 1000.0
     parcel = Parcel({"w": Leaf(spike), "v": Leaf(torch.randn(1, 60, 50))}, {"n": torch.ones(1)})
-    codec, ctx = budget(layout, 2000), make_ctx([0])
+    codec, ctx = budget_codec(layout, 2000), make_ctx([0])
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     assert float(codec.decode(out, ctx).leaves["w"].value[0, 3, 4]) == pytest.approx(1000, rel=0.01)
     assert out.leaves["v"].value.any()
@@ -252,7 +252,7 @@ def test_zeros_cost_next_to_nothing_and_what_is_not_a_number_is_not_hidden():
     for bad in (math.nan, math.inf):
         x = torch.ones(2, 60, 40)
         x[0, 3, 4] = bad
-        codec, ctx = budget(LAYOUT, 500), make_ctx([0, 1])
+        codec, ctx = budget_codec(LAYOUT, 500), make_ctx([0, 1])
         out, _ = codec.encode(update(2, dense=x), {}, view_of(ctx))
         back = codec.decode(out, ctx).leaves["dense"].value
         assert not back[0].isfinite().any()
@@ -262,7 +262,7 @@ def test_zeros_cost_next_to_nothing_and_what_is_not_a_number_is_not_hidden():
 @pytest.mark.slow
 def test_memory_brings_everything_across_in_time():
     """The same update every round: what arrives on average comes to what was meant."""
-    codec, parcel, ctx = feedback(budget(LAYOUT, 300)), update(rate=0.8), make_ctx([0])
+    codec, parcel, ctx = feedback(budget_codec(LAYOUT, 300)), update(rate=0.8), make_ctx([0])
     state, got = codec.init(LAYOUT), torch.zeros(1, 60, 40)
     errors = []
     for t in range(1, 11):
@@ -276,10 +276,10 @@ def test_memory_brings_everything_across_in_time():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_sends_the_same_bytes():
-    codec, parcel, ctx = budget(LAYOUT, 900), update(2, rate=0.9), make_ctx([3, 5])
+    codec, parcel, ctx = budget_codec(LAYOUT, 900), update(2, rate=0.9), make_ctx([3, 5])
     there = changed(ctx, device="cuda")
     here, far = (
-        codec.encode(some, {}, view_of(c))[0] for some, c in ((parcel, ctx), (each(parcel, Tensor.cuda), there))
+        codec.encode(some, {}, view_of(c))[0] for some, c in ((parcel, ctx), (map_tensors(parcel, Tensor.cuda), there))
     )
     assert [to_bytes(here, k) for k in range(2)] == [to_bytes(far, k) for k in range(2)]
     back = codec.decode(far, there).leaves
@@ -348,14 +348,14 @@ def test_the_step_is_found_in_few_looks_wherever_it_is(near, width, below, above
 @pytest.mark.parametrize(("rate", "noise"), [(0.8, 0.0), (0.9, 0.01), (0.5, 0.05)])
 def test_what_a_parcel_takes_is_foreseen(rate, noise):
     """Of a matrix of which only a sample is looked at."""
-    g, how = torch.Generator().manual_seed(0), matrix((300, 400), 32)
+    g, how = torch.Generator().manual_seed(0), as_matrix_shape((300, 400), 32)
     w = falling(1, 300, 400, g, rate) + noise * torch.randn(1, 300, 400, generator=g)
-    parts = decomposed("w", w.double(), 32, make_ctx([0]))
+    parts = strongest_components("w", w.double(), 32, make_ctx([0]))
     some, items = piece(w.double(), parts), {"w": Item(Leaf(w), w.double(), how)}
     for step in (0.02, 0.01):
         choice = judged(some, step)
         size, nothing = (
-            written(Parcel({}, {}), items, {"w": parts}, step, chosen)[1] for chosen in ({"w": choice}, {})
+            _written_parcel(Parcel({}, {}), items, {"w": parts}, step, chosen)[1] for chosen in ({"w": choice}, {})
         )
         assert 0.95 < (nothing + choice.bits / 8) / size < 1.05
 
@@ -405,37 +405,37 @@ def test_a_deadline_is_a_budget():
 
 
 def test_what_makes_no_sense_is_refused():
-    make = find("budget").make
+    make = find_recipe("budget").make
     for bad in ("20 apples", "1.2.3kB", ".", -5, ""):
         with pytest.raises(ConfigError, match=r"budget.bytes is .*; write a number of bytes, such as 20000 or 20kB"):
             make(bytes=bad)
     with pytest.raises(ConfigError, match=r"budget.bytes is 50, but \d\d bytes say nothing yet"):
         compose(LAYOUT, make(bytes=50))
     with pytest.raises(ConfigError, match=r"budget.by is 'rank'; use best, values or components"):
-        budget(LAYOUT, 500, "rank")
+        budget_codec(LAYOUT, 500, "rank")
     with pytest.raises(MethodError, match="would factor nothing"):
-        budget(Layout({"w": (9,)}, {"w": torch.float32}), 500, "components")
-    down = find("broadcast").make
+        budget_codec(Layout({"w": (9,)}, {"w": torch.float32}), 500, "components")
+    down = find_recipe("broadcast").make
     with pytest.raises(MethodError, match="cannot count the buffers that go down with it"):
         compose(LAYOUT, down(by=[make(bytes=5000)]))
     with pytest.raises(MethodError, match="a server has no deadline; write budget: 20kB"):
         compose(LAYOUT, down(by=[make()]))
     for after in ("topk", "ecsq", "fp16"):
         with pytest.raises(MethodError, match="another basis"):
-            compose(LAYOUT, make(bytes=500), find(after).make())
+            compose(LAYOUT, make(bytes=500), find_recipe(after).make())
     with pytest.raises(MethodError, match="changes the basis, so positions"):
-        compose(LAYOUT, find("topk").make(), make(bytes=500))
+        compose(LAYOUT, find_recipe("topk").make(), make(bytes=500))
     with pytest.raises(MethodError, match=r"'budget' cannot count .* which goes up past it as it is"):
         sparing.run("digits", [{"pfedsim": {"mode": "published", "warmup": 0.4}}, {"budget": "9kB"}], rounds=1)
 
 
 def test_the_smallest_budget_that_is_taken_is_named():
     with pytest.raises(ConfigError) as caught:
-        compose(LAYOUT, find("budget").make(bytes=1))
+        compose(LAYOUT, find_recipe("budget").make(bytes=1))
     least = int(str(caught.value).split("but ")[1].split()[0])
     assert int(nbytes(through(update(), least + 1)[0])[0]) <= least + 1
-    assert compose(LAYOUT, find("budget").make(bytes=least + 1)).memory
-    assert not compose(LAYOUT, find("budget").make(bytes="0.5 kB", memory=False)).memory
+    assert compose(LAYOUT, find_recipe("budget").make(bytes=least + 1)).memory
+    assert not compose(LAYOUT, find_recipe("budget").make(bytes="0.5 kB", memory=False)).memory
 
 
 def test_odd_names_and_empty_tensors_come_back():
@@ -445,13 +445,13 @@ def test_odd_names_and_empty_tensors_come_back():
     parcel = Parcel({n: Leaf(torch.randn(2, *s, generator=g)) for n, s in shapes.items()}, {"n": torch.ones(2)})
     for by in WAYS:
         out, _, error = through(parcel, 900, by, layout)
-        back = budget(layout, 900, by).decode(out, make_ctx([0, 1])).leaves
+        back = budget_codec(layout, 900, by).decode(out, make_ctx([0, 1])).leaves
         assert {n: back[n].value.shape for n in shapes} == {n: (2, *s) for n, s in shapes.items()}
         assert error < 1
 
 
 def test_a_round_without_parameters_passes():
-    codec, ctx = budget(LAYOUT, 500), make_ctx([0])
+    codec, ctx = budget_codec(LAYOUT, 500), make_ctx([0])
     parcel = Parcel({"steps": Leaf(torch.tensor([7]))}, {"n": torch.ones(1)})
     assert codec.encode(parcel, {}, view_of(ctx))[0] == parcel == codec.decode(parcel, ctx)
     assert codec.schema(Schema({}, {}), context(0, 1, 1, *[torch.ones(1)] * 2, 1, 1)).leaves == {}

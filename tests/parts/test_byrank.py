@@ -7,7 +7,7 @@ import torch
 
 from sparing.core.errors import ConfigError
 from sparing.core.method import Arrival, Blended
-from sparing.parts.byrank import by_rank, history
+from sparing.parts.size.fedhm.rank_weights import history_step, rank_weigh
 from support import make_ctx
 
 RATIOS = (1, 0.5, 0.25, 0.125)
@@ -23,13 +23,13 @@ def arrival(ids, n=None):
 
 
 def omegas(weighting, temperature, ids):
-    weight, _ = by_rank(weighting, temperature, RATIOS, sizes).of({}, arrival(ids))
+    weight, _ = rank_weigh(weighting, temperature, RATIOS, sizes).of({}, arrival(ids))
     return weight / weight.sum()
 
 
 @pytest.mark.parametrize("weighting", ["ratio", "factor", "uniform"])
 def test_weights_sum_to_one_and_fit_the_fold(weighting):
-    weigh = by_rank(weighting, 0.7, RATIOS, sizes)
+    weigh = rank_weigh(weighting, 0.7, RATIOS, sizes)
     came = arrival([0, 1, 2, 3, 7])
     weight, _ = weigh.of({}, came)
     assert weight.dtype == torch.float64
@@ -54,7 +54,7 @@ def test_at_infinite_temperature_all_count_alike(weighting):
 @pytest.mark.parametrize("temperature", [0, -1.0])
 def test_temperatures_are_above_zero(temperature):
     with pytest.raises(ConfigError, match=r"fedhm.temperature is"):
-        by_rank("ratio", temperature, RATIOS, sizes)
+        rank_weigh("ratio", temperature, RATIOS, sizes)
 
 
 def settled(step, ids, n=None):
@@ -66,7 +66,7 @@ def settled(step, ids, n=None):
 
 @pytest.mark.parametrize("weighting", ["ratio", "factor", "uniform", "samples"])
 def test_with_the_largest_rank_there_nothing_happens(weighting):
-    update, after, _, report = settled(history(weighting, 1.0, RATIOS, sizes), [1, 4, 7])
+    update, after, _, report = settled(history_step(weighting, 1.0, RATIOS, sizes), [1, 4, 7])
     assert after is update
     assert report == {"history": 0.0}
 
@@ -80,15 +80,15 @@ def test_without_it_the_old_model_joins_as_one_client_of_ratio_one():
         "samples": 1 / 3,
     }
     for weighting, share in shares.items():
-        _, after, _, report = settled(history(weighting, 1.0, RATIOS, sizes), [1, 2], n=[10, 30])
+        _, after, _, report = settled(history_step(weighting, 1.0, RATIOS, sizes), [1, 2], n=[10, 30])
         assert report["history"] == pytest.approx(share)
         assert torch.allclose(after["w"], torch.full((1, 3), 1 - share).double())
 
 
 def test_where_one_is_not_offered_the_largest_offered_counts():
-    step = history("ratio", 1.0, (0.5, 0.25, 0.2, 0.1), sizes)
+    step = history_step("ratio", 1.0, (0.5, 0.25, 0.2, 0.1), sizes)
     assert settled(step, [0, 1])[3]["history"] == 0
     share = math.exp(1) / (math.exp(1) + math.exp(0.25))
     assert settled(step, [1])[3]["history"] == pytest.approx(share)
-    cold = history("ratio", 1e-4, (0.5, 0.25, 0.2, 0.1), sizes)
+    cold = history_step("ratio", 1e-4, (0.5, 0.25, 0.2, 0.1), sizes)
     assert settled(cold, [1])[3]["history"] == pytest.approx(1), "no overflow"

@@ -3,14 +3,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from sparing.core.components import matrix
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, row
-from sparing.core.registry import find
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, parcel_row
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts.components import components
+from sparing.parts.code.budget.matrices import as_matrix_shape
+from sparing.parts.code.lowrank import components_codec
+from sparing.wire import from_bytes, nbytes, to_bytes
 from support import FALLING, falling, falling_update, make_ctx, view_of
 
 LAYOUT, SHAPES = FALLING, FALLING.shapes
@@ -30,7 +30,7 @@ class Sent:
 
 
 def through(parcel, energy=0.9, **options):
-    codec = components(LAYOUT, energy, **options)
+    codec = components_codec(LAYOUT, energy, **options)
     ctx = make_ctx(list(range(parcel.leaves["bias"].value.shape[0])))
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     back = codec.decode(out, ctx)
@@ -132,7 +132,7 @@ def test_a_tensor_far_larger_than_the_rest_gets_a_longer_step_of_its_own():
     layout = Layout({"w": (200, 300), "v": (60, 50)}, dict.fromkeys("wv", torch.float32))
     spike, other = torch.zeros(1, 200, 300), falling(1, 60, 50, torch.Generator().manual_seed(0), 0.9)
     spike[0, 3, 4] = 100.0
-    codec, ctx = components(layout, 1.0), make_ctx([0])
+    codec, ctx = components_codec(layout, 1.0), make_ctx([0])
     out, _ = codec.encode(Parcel({"w": Leaf(spike), "v": Leaf(other)}, {}), {}, view_of(ctx))
     assert int(out.leaves["w/p"].value.abs().max()) == 127
     assert float(out.leaves["w/p"].scale) > float(out.leaves["v/p"].scale)
@@ -152,7 +152,7 @@ def test_zeros_stay_zero_and_what_is_not_a_number_is_not_hidden():
 
 
 def test_layers_that_stay_at_home_and_rounds_without_matrices():
-    codec, ctx = components(LAYOUT, skip=frozenset({"dense", "bias"})), make_ctx([0])
+    codec, ctx = components_codec(LAYOUT, skip=frozenset({"dense", "bias"})), make_ctx([0])
     leaves = {n: leaf for n, leaf in update().leaves.items() if n not in ("dense", "bias")}
     plain = Schema({n: Spec(SHAPES[n], LAYOUT.dtypes[n]) for n in leaves}, {}, "x")
     for some in (leaves, {n: leaves[n] for n in ("tiny", "steps")}, {"steps": leaves["steps"]}):
@@ -165,51 +165,51 @@ def test_layers_that_stay_at_home_and_rounds_without_matrices():
 
 
 def test_row_k_has_the_bits_of_that_row_alone_where_the_start_is_drawn():
-    codec, parcel, ctx = components(LAYOUT, 0.95, rank=4), update(3, rate=0.9), make_ctx([2, 5, 9])
+    codec, parcel, ctx = components_codec(LAYOUT, 0.95, rank=4), update(3, rate=0.9), make_ctx([2, 5, 9])
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     for k in range(3):
         one = slice(k, k + 1)
-        alone, _ = codec.encode(row(parcel, k), {}, view_of(ctx.at(one)))
+        alone, _ = codec.encode(parcel_row(parcel, k), {}, view_of(ctx.at(one)))
         assert to_bytes(out, k) == to_bytes(alone, 0)
-        for name, leaf in codec.decode(row(out, k), ctx.at(one)).leaves.items():
+        for name, leaf in codec.decode(parcel_row(out, k), ctx.at(one)).leaves.items():
             assert torch.equal(leaf.value, codec.decode(out, ctx).leaves[name].value[one])
 
 
 def test_how_a_tensor_is_seen():
-    assert matrix((512, 512, 3, 3), 32)[:2] == (1536, 1536)
-    assert matrix((32, 1, 5, 5), 32)[:2] == (32, 25), "few channels: filters by the rest"
-    assert matrix((64, 3, 7), 32)[:2] == (64, 21)
-    assert matrix((64,), 32) is None
-    assert matrix((3, 5), 32) is None
+    assert as_matrix_shape((512, 512, 3, 3), 32)[:2] == (1536, 1536)
+    assert as_matrix_shape((32, 1, 5, 5), 32)[:2] == (32, 25), "few channels: filters by the rest"
+    assert as_matrix_shape((64, 3, 7), 32)[:2] == (64, 21)
+    assert as_matrix_shape((64,), 32) is None
+    assert as_matrix_shape((3, 5), 32) is None
 
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"lowrank.rank is 0"):
-        components(LAYOUT, rank=0)
+        components_codec(LAYOUT, rank=0)
     with pytest.raises(ConfigError, match=r"lowrank.energy is 1.5"):
-        components(LAYOUT, 1.5)
+        components_codec(LAYOUT, 1.5)
     with pytest.raises(MethodError, match="lowrank would factor nothing"):
-        components(Layout({"w": (9,)}, {"w": torch.float32}))
+        components_codec(Layout({"w": (9,)}, {"w": torch.float32}))
     parcel = update()
     masked = parcel.leaves["dense"]._replace(scope=torch.ones(1, 60, 40, dtype=torch.bool))
     with pytest.raises(MethodError, match=r"only a part of 'dense' is shared; drop .*psfed"):
         through(Parcel(parcel.leaves | {"dense": masked}, {}))
     for after in ("topk", "ecsq", "fp16"):
         with pytest.raises(MethodError, match="another basis"):
-            compose(LAYOUT, find("lowrank").make(), find(after).make())
+            compose(LAYOUT, find_recipe("lowrank").make(), find_recipe(after).make())
     with pytest.raises(MethodError, match="changes the basis, so positions"):
-        compose(LAYOUT, find("topk").make(), find("lowrank").make())
+        compose(LAYOUT, find_recipe("topk").make(), find_recipe("lowrank").make())
 
 
 def test_memory_is_on_by_default():
-    assert compose(LAYOUT, find("lowrank").make()).memory
-    assert not compose(LAYOUT, find("lowrank").make(memory=False)).memory
+    assert compose(LAYOUT, find_recipe("lowrank").make()).memory
+    assert not compose(LAYOUT, find_recipe("lowrank").make(memory=False)).memory
 
 
 def test_odd_names_and_empty_tensors_come_back():
     shapes = {"w": (20, 20), "w/p": (3,), "a|b": (4,), "empty": (0, 4), "one": ()}
     layout = Layout(shapes, dict.fromkeys(shapes, torch.float32))
-    codec = components(layout)
+    codec = components_codec(layout)
     g = torch.Generator().manual_seed(0)
     parcel = Parcel({name: Leaf(torch.randn(2, *shape, generator=g)) for name, shape in shapes.items()}, {})
     view = view_of(make_ctx([0, 1]))

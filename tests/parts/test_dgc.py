@@ -4,9 +4,9 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.parts import dgc, sparse
+from sparing.parts.code import dgc, sparsifiers
 from support import make_ctx, view_of
 
 LAYOUT = Layout({"w": (6,), "v": (2,)}, {"w": torch.float32, "v": torch.float32})
@@ -14,7 +14,7 @@ NAMES = ["w", "v"]
 
 
 def made(ratio=1 / 3, **options):
-    return dgc.dgc(LAYOUT, NAMES, lambda t: sparse.topk(LAYOUT, ratio), **options)
+    return dgc.dgc_codec(LAYOUT, NAMES, lambda t: sparsifiers.topk_codec(LAYOUT, ratio), **options)
 
 
 def step(codec, state, w, t=1, scope=None, ids=(0,)):
@@ -58,10 +58,10 @@ def test_the_norm_over_all_tensors_is_clipped_by_the_size_of_the_cohort():
 
 
 def test_the_share_falls_by_equal_factors_while_warming_up():
-    shares = [dgc.ramp(0.001, 4)(t) for t in range(1, 8)]
+    shares = [dgc.ratio_ramp(0.001, 4)(t) for t in range(1, 8)]
     published = [0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001, 0.001]
     assert shares == pytest.approx(published, rel=0.02)
-    assert dgc.ramp(0.1, 0)(1) == 0.1
+    assert dgc.ratio_ramp(0.1, 0)(1) == 0.1
 
 
 def test_a_lost_parcel_waits_again():
@@ -72,7 +72,7 @@ def test_a_lost_parcel_waits_again():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(MethodError, match="'dgc' keeps its own memory"):
-        compose(LAYOUT, find("dgc").make(), find("memory").make())
+        compose(LAYOUT, find_recipe("dgc").make(), find_recipe("memory").make())
     for options in ({"ratio": 0.0}, {"momentum": 1.5}, {"clip": 0.0}, {"warmup": -1}):
         with pytest.raises(ConfigError, match=f"dgc.{next(iter(options))} is"):
-            compose(LAYOUT, find("dgc").make(**options))
+            compose(LAYOUT, find_recipe("dgc").make(**options))

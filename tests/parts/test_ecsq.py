@@ -5,10 +5,10 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.core.wire import nbytes
-from sparing.parts.ecsq import ecsq
+from sparing.parts.code.ecsq import ecsq_codec
+from sparing.wire import nbytes
 from support import make_ctx, view_of
 
 SHAPES = {"w": (30, 20), "bias": (20,), "steps": ()}
@@ -23,7 +23,7 @@ def update(k=1, seed=0, **changed):
 
 
 def through(parcel, **options):
-    codec, ctx = ecsq(LAYOUT, **options), make_ctx(list(range(parcel.leaves["w"].value.shape[0])))
+    codec, ctx = ecsq_codec(LAYOUT, **options), make_ctx(list(range(parcel.leaves["w"].value.shape[0])))
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     return out, codec.decode(out, ctx)
 
@@ -111,14 +111,14 @@ def test_zeros_stay_zero_and_what_is_not_a_number_is_not_hidden():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"ecsq.step is 0; it must be above 0"):
-        ecsq(LAYOUT, 0)
+        ecsq_codec(LAYOUT, 0)
     with pytest.raises(ConfigError, match=r"ecsq.over is 'row'; use 'layer' or 'model'"):
-        ecsq(LAYOUT, over="row")
+        ecsq_codec(LAYOUT, over="row")
     for other in ("int8", "sign"):
         with pytest.raises(MethodError, match=f"'{other}' needs values, and a quantiser before it gives codes"):
-            compose(LAYOUT, find("ecsq").make(), find(other).make())
-    assert compose(LAYOUT, find("topk").make(), find("ecsq").make(memory=True)).memory
-    assert not compose(LAYOUT, find("ecsq").make()).memory
+            compose(LAYOUT, find_recipe("ecsq").make(), find_recipe(other).make())
+    assert compose(LAYOUT, find_recipe("topk").make(), find_recipe("ecsq").make(memory=True)).memory
+    assert not compose(LAYOUT, find_recipe("ecsq").make()).memory
 
 
 @pytest.mark.parametrize("method", [["local", "ecsq"], [{"psfed": {"fraction": 0.0}}, "ecsq"]], ids=str)

@@ -3,18 +3,24 @@ import torch
 
 from sparing.core.errors import MethodError
 from sparing.core.tree import Layout
-from sparing.parts.layers import at_home, head, matching, personal, split
+from sparing.parts.share.personal import (
+    head_tensors,
+    matching_tensors,
+    personal_share,
+    personal_tensors,
+    stay_home_share,
+)
 from support import make_ctx, small_layout
 
 LAYOUT = small_layout()
 
 
 def test_the_head_is_the_last_layer():
-    assert head(LAYOUT) == {"3.weight", "3.bias"}
+    assert head_tensors(LAYOUT) == {"3.weight", "3.bias"}
 
 
 def test_personal_and_shared_make_up_the_model():
-    share = personal(LAYOUT, ["1"])
+    share = personal_share(LAYOUT, ["1"])
     shared = set(share.down({}, {}, make_ctx([0])))
     assert shared | share.own == set(LAYOUT.shapes)
     assert not shared & share.own
@@ -24,18 +30,18 @@ def test_personal_and_shared_make_up_the_model():
 def test_names_match_whole_components():
     names = ["features.bn1.weight", "features.bn10.weight", "fc.weight"]
     layout = Layout(dict.fromkeys(names, (1,)), dict.fromkeys(names, torch.float32))
-    assert matching(layout, ["bn1"], "x") == {"features.bn1.weight"}
-    assert matching(layout, ["features"], "x") == {"features.bn1.weight", "features.bn10.weight"}
-    assert matching(layout, ["features.bn10", "fc"], "x") == {"features.bn10.weight", "fc.weight"}
+    assert matching_tensors(layout, ["bn1"], "x") == {"features.bn1.weight"}
+    assert matching_tensors(layout, ["features"], "x") == {"features.bn1.weight", "features.bn10.weight"}
+    assert matching_tensors(layout, ["features.bn10", "fc"], "x") == {"features.bn10.weight", "fc.weight"}
 
 
 def test_a_name_that_matches_nothing_is_refused_with_the_nearest():
     names = ["features.conv1.weight", "classifier.weight"]
     layout = Layout(dict.fromkeys(names, (1,)), dict.fromkeys(names, torch.float32))
     with pytest.raises(MethodError, match="'clasifier' matches no layer; did you mean 'classifier'"):
-        personal(layout, ["clasifier"])
+        personal_share(layout, ["clasifier"])
     with pytest.warns(UserWarning, match="'head' matches no layer"):
-        assert personal(layout, ["head", "classifier"]).own == {"classifier.weight"}
+        assert personal_share(layout, ["head", "classifier"]).own == {"classifier.weight"}
 
 
 NAMES = ["conv.weight", "bn1.weight", "bn1.running_mean", "bn10.weight", "head.weight", "head.bias"]
@@ -55,9 +61,9 @@ NETWORK = Layout(dict.fromkeys(NAMES, (2,)), dict.fromkeys(NAMES, torch.float32)
     ],
 )
 def test_one_list_leaves_the_rest_to_the_other(layers, shared, home):
-    found = split(NETWORK, layers, shared)
+    found = personal_tensors(NETWORK, layers, shared)
     assert found == home
-    share = at_home(NETWORK, found)
+    share = stay_home_share(NETWORK, found)
     cuts = share.down({}, {}, make_ctx([0]))
     assert cuts.keys() | share.own == set(NAMES)
     assert not cuts.keys() & share.own
@@ -75,9 +81,9 @@ def test_one_list_leaves_the_rest_to_the_other(layers, shared, home):
 )
 def test_lists_that_cannot_be_meant(layers, shared, words):
     with pytest.raises(MethodError, match=words):
-        split(NETWORK, layers, shared)
+        personal_tensors(NETWORK, layers, shared)
 
 
 def test_one_name_astray_is_a_warning():
     with pytest.warns(UserWarning, match="shared layers: 'bn2' matches no layer; did you mean 'bn1'"):
-        assert split(NETWORK, shared=["conv", "bn2"]) == set(NAMES) - {"conv.weight"}
+        assert personal_tensors(NETWORK, shared=["conv", "bn2"]) == set(NAMES) - {"conv.weight"}

@@ -9,11 +9,11 @@ from torch.func import functional_call, vmap
 
 import sparing
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.factors import FactoredConv, FactoredLinear, factors_of, in_shape, matrix_of, product
-from sparing.core.svd import exact
-from sparing.core.tree import Kind, layout_of, to, tree_of
-from sparing.parts.lowrank import low_rank, rank_of
-from sparing.task.models import network
+from sparing.core.tree import Kind, layout_of, tree_of, tree_to
+from sparing.models import build_network
+from sparing.parts.factors import FactoredConv, FactoredLinear, factor_product, factors_of, in_shape, matrix_of
+from sparing.parts.size.fedhm.low_rank import low_rank_fit, rank_of
+from sparing.parts.size.fedhm.svd import exact_svd
 from support import changed, make_ctx
 
 DEFAULTS = (1, 0.5, 0.25, 0.125)
@@ -42,12 +42,12 @@ def filled(layer, rank):
     weight = layer.weight.detach()[None]
     thin = FactoredLinear(layer, rank) if isinstance(layer, nn.Linear) else FactoredConv(layer, rank)
     shape = tuple(weight.shape[1:])
-    a, b = factors_of(*exact(matrix_of(weight), rank), shape)
+    a, b = factors_of(*exact_svd(matrix_of(weight), rank), shape)
     plain = copy.deepcopy(layer)
     with torch.no_grad():
         thin.a.copy_(a[0])
         thin.b.copy_(b[0])
-        plain.weight.copy_(in_shape(product(a, b), shape)[0])
+        plain.weight.copy_(in_shape(factor_product(a, b), shape)[0])
     return thin, plain
 
 
@@ -107,7 +107,7 @@ def test_convolutions_in_groups_stay_whole_and_are_named_once():
         nn.Linear(8, 2),
     )
     with pytest.warns(UserWarning, match="whole: 1, 3") as said:
-        fit = low_rank(layout_of(net), (0.5,))
+        fit = low_rank_fit(layout_of(net), (0.5,))
     assert len(said) == 1
     assert {x for x in fit.layouts[0].shapes if x[-2:] == ".a"} == {"2.a"}
 
@@ -184,8 +184,8 @@ def test_truncation_error_and_balanced_factors(shape):
     m = matrix_of(weight)
     values = torch.linalg.svdvals(m[0])
     for r in range(1, min(m.shape[1:]) + 1):
-        a, b = factors_of(*exact(m, r), shape)
-        left = (product(a, b) - weight).norm()
+        a, b = factors_of(*exact_svd(m, r), shape)
+        left = (factor_product(a, b) - weight).norm()
         assert torch.allclose(left, values[r:].square().sum().sqrt(), atol=1e-10)
         assert torch.allclose(a.norm(), b.norm(), atol=1e-12)
 
@@ -193,7 +193,7 @@ def test_truncation_error_and_balanced_factors(shape):
 def test_shrink_then_grow_is_the_best_approximation_and_leaves_the_rest_alone():
     net = made(3, deep)
     layout, model = layout_of(net), tree_of(net)
-    fit = low_rank(layout, DEFAULTS)
+    fit = low_rank_fit(layout, DEFAULTS)
     state = fit.resize.init(model)
     assert fit.resize.shrink(state, model, 0, CTX).keys() == model.keys(), "ratio 1 is the model itself"
     for size, ratio in enumerate(DEFAULTS[1:], 1):
@@ -211,7 +211,7 @@ def test_shrink_then_grow_is_the_best_approximation_and_leaves_the_rest_alone():
 
 
 def test_growing_is_exact_by_rows():
-    fit = low_rank(layout_of(deep()), (0.5,))
+    fit = low_rank_fit(layout_of(deep()), (0.5,))
     g = torch.Generator().manual_seed(0)
     rows = parts({n: torch.randn(5, *shape, generator=g) for n, shape in fit.layouts[0].shapes.items()})
     together = fit.resize.grow(rows, 0, CTX)[0]
@@ -229,17 +229,20 @@ def test_growing_is_exact_by_rows():
 )
 def test_parameter_counts_as_published(name, classes, counts):
     with torch.device("meta"):
-        layout = layout_of(network(name, (3, 32, 32), classes))
-    fit = low_rank(layout, [1 / factor for factor in counts])
+        layout = layout_of(build_network(name, (3, 32, 32), classes))
+    fit = low_rank_fit(layout, [1 / factor for factor in counts])
     assert [round(one.size / 1e6, 3) for one in fit.layouts] == list(counts.values())
 
 
 def test_what_stays_whole():
     with torch.device("meta"):
-        nets = {name: layout_of(network(name, (3, 32, 32), 10)) for name in ("resnet18", "resnet34", "resnet50", "cnn")}
+        nets = {
+            name: layout_of(build_network(name, (3, 32, 32), 10))
+            for name in ("resnet18", "resnet34", "resnet50", "cnn")
+        }
 
     def thin(name):
-        first, small = nets[name], low_rank(nets[name], (0.5,)).layouts[0]
+        first, small = nets[name], low_rank_fit(nets[name], (0.5,)).layouts[0]
         return {weight.removesuffix(".weight") for weight in first.kinds if weight not in small.shapes}
 
     assert not any("shortcut" in x or x in ("head", "stem.conv") for name in nets for x in thin(name))
@@ -249,15 +252,15 @@ def test_what_stays_whole():
     assert {x.partition(".")[0] for x in thin("resnet34")} == {"layer3", "layer4"}
     assert {x.partition(".")[0] for x in thin("resnet50")} == {"layer2", "layer3", "layer4"}
     assert thin("cnn") == {"conv2", "dense"}
-    kept = low_rank(nets["cnn"], (0.5,), full=0, keep=["dense"]).layouts[0]
+    kept = low_rank_fit(nets["cnn"], (0.5,), full=0, keep=["dense"]).layouts[0]
     assert {x for x in kept.shapes if x[-2:] == ".a"} == {"conv1.a", "conv2.a"}
-    assert "conv2.weight" in low_rank(nets["cnn"], (0.5,), full=2).layouts[0].shapes
+    assert "conv2.weight" in low_rank_fit(nets["cnn"], (0.5,), full=2).layouts[0].shapes
 
 
 def test_modules_fit_their_layouts_and_know_what_they_are():
     net = made(3, deep)
     layout = layout_of(net)
-    fit = low_rank(layout, DEFAULTS)
+    fit = low_rank_fit(layout, DEFAULTS)
     assert fit.module(net, 0) is net
     before = copy.deepcopy(net.state_dict())
     for size in (1, 2, 3):
@@ -272,7 +275,7 @@ def test_modules_fit_their_layouts_and_know_what_they_are():
 
 def test_factored_models_run_stacked():
     net = made(3, lambda: nn.Sequential(*[m for m in deep() if not isinstance(m, nn.BatchNorm2d)]))
-    fit, k = low_rank(layout_of(net), (0.5,)), 3
+    fit, k = low_rank_fit(layout_of(net), (0.5,)), 3
     small = fit.module(net, 0)
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(k, *shape, generator=g) for name, shape in fit.layouts[0].shapes.items()}
@@ -286,14 +289,14 @@ def test_factored_models_run_stacked():
 def test_attention_may_read_the_weight_of_a_factored_layer():
     layer = made(0, lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True))
     net = nn.Sequential(nn.Linear(16, 16), layer, nn.Linear(16, 2))
-    fit = low_rank(layout_of(net), (0.5,))
+    fit = low_rank_fit(layout_of(net), (0.5,))
     assert "1.self_attn.out_proj.a" in fit.layouts[0].shapes
     for mode in (True, False):
         assert fit.module(net, 0).train(mode)(torch.rand(2, 5, 16)).shape == (2, 5, 2)
 
 
 def test_sizes_follow_declared_capacity_or_the_id():
-    fit = low_rank(layout_of(deep()), (0.5, 1, 0.125, 0.3))
+    fit = low_rank_fit(layout_of(deep()), (0.5, 1, 0.125, 0.3))
     ctx = make_ctx([0, 1, 2, 3, 4, 5, 6])
     assert fit.sizes(ctx).tolist() == [0, 1, 2, 3, 0, 1, 2]
     other = changed(ctx, capacity={"speed": torch.ones(7)})
@@ -340,11 +343,11 @@ def grouped():
 )
 def test_what_cannot_be_factored_is_refused(build, options, words):
     with pytest.raises((MethodError, ConfigError), match=words):
-        low_rank(layout_of(build()), **({"ratios": DEFAULTS} | options))
+        low_rank_fit(layout_of(build()), **({"ratios": DEFAULTS} | options))
 
 
 def test_a_grouped_convolution_that_is_kept_is_no_trouble():
-    fit = low_rank(layout_of(grouped()), (0.5,), keep=["1"])
+    fit = low_rank_fit(layout_of(grouped()), (0.5,), keep=["1"])
     assert "1.weight" in fit.layouts[0].shapes
     assert "2.a" in fit.layouts[0].shapes
 
@@ -352,17 +355,17 @@ def test_a_grouped_convolution_that_is_kept_is_no_trouble():
 def test_what_only_the_module_shows_is_refused_there():
     ring = nn.Sequential(nn.Linear(4, 4), nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular"), nn.Linear(4, 4))
     with pytest.raises(MethodError, match=r"cannot factor '1': it pads with 'circular'.*fedhm.keep: \[1\]"):
-        low_rank(layout_of(ring), (0.5,)).module(ring, 0)
+        low_rank_fit(layout_of(ring), (0.5,)).module(ring, 0)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     tied[2].weight = tied[1].weight
     with pytest.raises(MethodError, match=r"cannot factor '1': its weight is also '2.weight'"):
-        low_rank(layout_of(tied), (0.5,)).module(tied, 0)
+        low_rank_fit(layout_of(tied), (0.5,)).module(tied, 0)
 
 
 def test_the_report_names_every_factored_layer():
     net = made(3, deep)
     model = tree_of(net)
-    fit = low_rank(layout_of(net), DEFAULTS)
+    fit = low_rank_fit(layout_of(net), DEFAULTS)
     _, report = fit.resize.learn(fit.resize.init(model), model, make_ctx([0]))
     keys = {f"{kind}/{layer}" for kind in ("approximation", "factor_norm") for layer in ("1", "4")}
     assert report.keys() == keys | {"approximation_error", "fallbacks"}
@@ -380,7 +383,7 @@ def test_learning_goes_on_from_the_last_decomposition():
     """Large enough for the warm start; equal shapes are decomposed together."""
     net = made(3, lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)]))
     layout, model = layout_of(net), tree_of(net)
-    fit = low_rank(layout, (0.25, 0.1))
+    fit = low_rank_fit(layout, (0.25, 0.1))
     state = fit.resize.init(model)
     for t in (1, 2):
         g = torch.Generator().manual_seed(t)
@@ -400,8 +403,8 @@ def test_learning_goes_on_from_the_last_decomposition():
 @pytest.mark.gpu
 def test_gpu_agrees_with_the_cpu():
     net = made(3, deep)
-    fit, model = low_rank(layout_of(net), DEFAULTS), tree_of(net)
-    there = to(model, "cuda")
+    fit, model = low_rank_fit(layout_of(net), DEFAULTS), tree_of(net)
+    there = tree_to(model, "cuda")
     (here, report), (state, said) = (fit.resize.learn(fit.resize.init(x), x, CTX) for x in (model, there))
     assert said == pytest.approx(report, abs=1e-5)
     for size in (1, 2, 3):

@@ -6,8 +6,8 @@ import torch
 from sparing.core.errors import ConfigError
 from sparing.core.method import Blended
 from sparing.core.parcel import Cut
-from sparing.parts import masks
-from sparing.parts.selectors import selected, selector_of
+from sparing.parts.share import schedule as masks
+from sparing.parts.share.selectors import selected_share, selector_of
 from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
@@ -17,9 +17,9 @@ SELECTORS = ["random", "magnitude", "gradient", "layers", "fixed", {"union": ["r
 
 
 def share_of(fraction=0.5, selector="random", sync=None, **schedule):
-    count = masks.counts(LAYOUT.size, fraction, **schedule)
-    part = selected(LAYOUT, selector_of(selector, LAYOUT, count, False, 0.1), count)
-    return masks.partial(LAYOUT, part, count, sync)
+    count = masks.shared_counts(LAYOUT.size, fraction, **schedule)
+    part = selected_share(LAYOUT, selector_of(selector, LAYOUT, count, False, 0.1), count)
+    return masks.partial_share(LAYOUT, part, count, sync)
 
 
 def both_ways(share, t):
@@ -81,12 +81,12 @@ def test_a_warm_up_from_nothing_and_one_to_everything():
 
 
 def test_counts():
-    assert masks.counts(7, 0.5)(1) == 4
-    assert masks.counts(9, 0.1)(5) == 1
-    assert masks.counts(4, 0.1)(1) == 0
-    step = masks.counts(100, 0.5, start=1.0, warmup=3, schedule="step")
+    assert masks.shared_counts(7, 0.5)(1) == 4
+    assert masks.shared_counts(9, 0.1)(5) == 1
+    assert masks.shared_counts(4, 0.1)(1) == 0
+    step = masks.shared_counts(100, 0.5, start=1.0, warmup=3, schedule="step")
     assert [step(t) for t in (1, 3, 4, 50)] == [100, 100, 50, 50]
-    cosine = masks.counts(1000, 0.5, start=0.1, warmup=4, schedule="cosine")
+    cosine = masks.shared_counts(1000, 0.5, start=0.1, warmup=4, schedule="cosine")
     assert [cosine(t) for t in range(1, 7)] == [100, 159, 300, 441, 500, 500]
 
 

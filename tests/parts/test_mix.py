@@ -6,11 +6,11 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.mix import Mix
 from sparing.core.tree import layout_of, tree_of, with_extra
-from sparing.parts.mix import bases_of, held, some_of, split
-from sparing.task.models import network
-from sparing.task.models.small import cnn
+from sparing.models import build_network
+from sparing.models.small import cnn
+from sparing.parts.size.mixture import Mix
+from sparing.parts.size.split_mix import bases_fit, bases_for_ratio, held_bases, split_by_width
 from support import changed, make_ctx, random_tree
 
 
@@ -20,11 +20,11 @@ def normed():
 
 
 def fit_of(bases=4):
-    return some_of(layout_of(split(cnn(1, 10, 8), bases)))
+    return bases_fit(layout_of(split_by_width(cnn(1, 10, 8), bases)))
 
 
 def test_bases_start_apart_and_as_networks_of_their_width_do():
-    mix = split(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.Linear(400, 10)), 4)
+    mix = split_by_width(nn.Sequential(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 400), nn.Linear(400, 10)), 4)
     assert isinstance(mix, Mix)
     first, hidden, head = (mix.get_parameter(f"net.{i}.weight").detach() for i in (0, 2, 3))
     assert [tuple(w.shape) for w in (first, hidden, head)] == [(4, 100, 400), (4, 100, 100), (4, 10, 100)]
@@ -36,11 +36,11 @@ def test_bases_start_apart_and_as_networks_of_their_width_do():
 def test_splitting_depends_on_the_seed_alone():
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one, same, other = (tree_of(split(cnn(1, 10, 8), 4, seed=seed)) for seed in (5, 5, 6))
+    one, same, other = (tree_of(split_by_width(cnn(1, 10, 8), 4, seed=seed)) for seed in (5, 5, 6))
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["net.conv1.weight"], other["net.conv1.weight"])
     state = torch.get_rng_state()
-    split(cnn(1, 10, 8), 4)
+    split_by_width(cnn(1, 10, 8), 4)
     torch.set_rng_state(before)
     for _ in range(3):
         cnn(1, 10, 8)
@@ -49,12 +49,12 @@ def test_splitting_depends_on_the_seed_alone():
 
 def test_one_base_is_the_model_itself():
     model = cnn(1, 10, 8)
-    assert split(model, 1) is model
+    assert split_by_width(model, 1) is model
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_norms_are_the_bases_own(static):
-    mix = split(normed(), 2, static)
+    mix = split_by_width(normed(), 2, static)
     names = layout_of(mix, static)
     assert ("net.1.running_mean" in names.shapes) is not static
     assert names.shapes["net.1.weight"] == (2, 4)
@@ -63,7 +63,7 @@ def test_norms_are_the_bases_own(static):
 
 
 def test_the_mix_is_the_mean_of_what_bases_give():
-    mix = split(normed(), 3)
+    mix = split_by_width(normed(), 3)
     assert isinstance(mix, Mix)
     x = torch.rand(5, 1, 8, 8)
     mix.eval()
@@ -78,7 +78,7 @@ def test_the_mix_is_the_mean_of_what_bases_give():
 
 
 def test_norms_of_every_base_follow_its_own_batches():
-    mix = split(normed(), 2)
+    mix = split_by_width(normed(), 2)
     assert isinstance(mix, Mix)
     bases, x = [mix.base(i) for i in range(2)], torch.rand(5, 1, 8, 8)
     for net in (mix, *bases):
@@ -92,8 +92,8 @@ def test_norms_of_every_base_follow_its_own_batches():
 def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(size):
     fit, count = fit_of(), 4 - size
     ctx = make_ctx([3, 8, 20, 21, 40])
-    model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
-    drawn = held(ctx, 4, count)
+    model = random_tree(layout_of(split_by_width(cnn(1, 10, 8), 4)), 1)
+    drawn = held_bases(ctx, 4, count)
     small = fit.resize.shrink({}, model, size, ctx)
     full, covered = fit.resize.grow(small, size, ctx)
     for name, x in model.items():
@@ -113,7 +113,7 @@ def test_clients_get_the_bases_drawn_for_them_and_they_return_to_their_places(si
 
 def test_rows_do_not_depend_on_who_else_is_there():
     fit, ctx = fit_of(), make_ctx([3, 8, 20])
-    model = random_tree(layout_of(split(cnn(1, 10, 8), 4)), 1)
+    model = random_tree(layout_of(split_by_width(cnn(1, 10, 8), 4)), 1)
     together = fit.resize.shrink({}, model, 2, ctx)
     whole, masks = fit.resize.grow(together, 2, ctx)
     for k in range(3):
@@ -128,7 +128,7 @@ def test_rows_do_not_depend_on_who_else_is_there():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_draws_differ_by_client_and_round_and_favour_no_base(count):
-    drawn = torch.stack([held(make_ctx(list(range(200)), t=t), 5, count) for t in range(1, 41)])
+    drawn = torch.stack([held_bases(make_ctx(list(range(200)), t=t), 5, count) for t in range(1, 41)])
     assert bool((drawn.sum(2) == count).all())
     assert bool((drawn.double().mean((0, 1)) - count / 5).abs().max() < 0.02)
     seen = {tuple(row) for row in drawn[:, 7].tolist()}
@@ -141,7 +141,7 @@ def test_draws_differ_by_client_and_round_and_favour_no_base(count):
 def test_all_bases_are_trained_by_few_clients_of_one_base_each():
     for t in range(1, 6):
         for ids in (range(8), range(16, 24), range(7, 64, 8)):  # undeclared, every eighth client affords one base
-            assert bool((held(make_ctx(list(ids), t=t), 8, 1).sum(0) == 1).all())
+            assert bool((held_bases(make_ctx(list(ids), t=t), 8, 1).sum(0) == 1).all())
 
 
 def test_clients_that_keep_something_keep_their_bases():
@@ -167,8 +167,8 @@ def test_capacity_buys_whole_bases_and_at_least_one():
 
 
 def test_what_methods_put_beside_the_network_is_left_to_them():
-    layout = with_extra(layout_of(split(cnn(1, 10, 8), 2)), ["net.conv1.bias"], "second")
-    fit = some_of(layout)
+    layout = with_extra(layout_of(split_by_width(cnn(1, 10, 8), 2)), ["net.conv1.bias"], "second")
+    fit = bases_fit(layout)
     assert "net.conv1.bias.second" not in fit.layouts[1].shapes
     ctx = make_ctx([7])
     small = fit.resize.shrink({}, {"net.conv1.bias.second": torch.arange(16.0).reshape(1, 2, 8)}, 1, ctx)
@@ -177,7 +177,7 @@ def test_what_methods_put_beside_the_network_is_left_to_them():
 
 @pytest.mark.parametrize(("ratio", "bases"), [(1, 1), (0.5, 2), (0.3333, 3), (0.125, 8), (0.1, 10)])
 def test_a_ratio_is_one_of_so_many(ratio, bases):
-    assert bases_of(ratio) == bases
+    assert bases_for_ratio(ratio) == bases
 
 
 @pytest.mark.parametrize(
@@ -193,16 +193,16 @@ def test_a_ratio_is_one_of_so_many(ratio, bases):
 )
 def test_other_ratios_are_refused(ratio, words):
     with pytest.raises(ConfigError, match=words):
-        bases_of(ratio)
+        bases_for_ratio(ratio)
 
 
 def test_more_bases_than_units_are_refused():
     def net():
         return nn.Sequential(nn.Linear(40, 8), nn.Linear(8, 16), nn.Linear(16, 30))
 
-    assert isinstance(split(net(), 16), Mix)
+    assert isinstance(split_by_width(net(), 16), Mix)
     with pytest.raises(MethodError, match=r"17 bases.*'1', has 16 units; use a ratio of 0.0625 or more"):
-        split(net(), 17)
+        split_by_width(net(), 17)
 
 
 def frozen():
@@ -220,12 +220,12 @@ def with_a_table():
 @pytest.mark.parametrize(
     ("net", "words"),
     [
-        (lambda: network("lstm", (20,), 30), "cannot narrow 'emb.*neither of a convolution nor of a dense layer"),
-        (lambda: network("transformer", (20,), 30), "neither of a convolution.*chains and residual"),
+        (lambda: build_network("lstm", (20,), 30), "cannot narrow 'emb.*neither of a convolution nor of a dense layer"),
+        (lambda: build_network("transformer", (20,), 30), "neither of a convolution.*chains and residual"),
         (frozen, "cannot narrow 'conv1'.*frozen"),
         (with_a_table, "split-mix cannot split 'table'"),
     ],
 )
 def test_networks_of_other_kinds_are_refused(net, words):
     with pytest.raises(MethodError, match=words):
-        split(net(), 4)
+        split_by_width(net(), 4)

@@ -8,13 +8,13 @@ from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Arrival, Blended, Lesson, Trained
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
-from sparing.core.tree import expand, take, under
-from sparing.parts.neighbours import TOP, heads_up, met, neighbours, weights_of
+from sparing.core.tree import expand_rows, take_rows, under
+from sparing.parts.blend.neighbours import TOP, heads_up_share, neighbour_weights, neighbours_step, renewed_similarities
 from sparing.recipes.local import local
 from sparing.recipes.personal import personal
 from sparing.recipes.pfedsim import pfedsim
 from sparing.recipes.topk import topk
-from sparing.run.bank import MemoryBank
+from sparing.storage.bank import MemoryBank
 from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
@@ -22,7 +22,7 @@ HOME = frozenset({"3.weight", "3.bias"})
 EXTRACTOR = [name for name in LAYOUT.shapes if name not in HOME]
 FLOATS = [name for name in EXTRACTOR if LAYOUT.dtypes[name].is_floating_point]
 MODEL = random_tree(LAYOUT, 1, seed=4)
-STEP = neighbours(LAYOUT, HOME, 0.25, frozenset(), {})  # 5 of make_ctx's 20 rounds
+STEP = neighbours_step(LAYOUT, HOME, 0.25, frozenset(), {})  # 5 of make_ctx's 20 rounds
 CLIENTS = 50
 
 
@@ -78,17 +78,19 @@ def test_similarity_has_the_same_bits_in_any_order_of_summation():
 def test_only_pairs_that_met_change():
     state = state_of({(1, 2): 0.5, (1, 3): 0.25, (2, 9): 0.75})
     cos = torch.tensor([[1, 0.125, -0.5], [0.125, 1, 0.375], [-0.5, 0.375, 1]], dtype=torch.float64)
-    after = met(state, torch.tensor([1, 3, 7]), cos, CLIENTS)
+    after = renewed_similarities(state, torch.tensor([1, 3, 7]), cos, CLIENTS)
     wanted = {(1, 2): 0.5, (2, 9): 0.75, (1, 3): 0.125, (3, 7): 0.375}
     assert pairs_of(after) == {**wanted, **{(j, i): s for (i, j), s in wanted.items()}}
-    apart = met(after, torch.tensor([2, 9]), -torch.ones(2, 2).double(), CLIENTS)
+    apart = renewed_similarities(after, torch.tensor([2, 9]), -torch.ones(2, 2).double(), CLIENTS)
     assert (2, 9) not in pairs_of(apart), "no longer alike"
-    assert torch.equal(met(after, torch.tensor([4]), torch.ones(1, 1).double(), CLIENTS)["pairs"], after["pairs"])
+    assert torch.equal(
+        renewed_similarities(after, torch.tensor([4]), torch.ones(1, 1).double(), CLIENTS)["pairs"], after["pairs"]
+    )
 
 
 def test_weights_are_the_formula_and_add_up_to_one():
     state = state_of({(5, 2): 0.5, (5, 9): 0.99999, (2, 3): 0.1})
-    (row,) = weights_of(state, torch.tensor([5]), CLIENTS)
+    (row,) = neighbour_weights(state, torch.tensor([5]), CLIENTS)
     value = {2: math.log(2), 9: -math.log(1e-4), 5: -math.log(1e-4)}
     assert row == pytest.approx({j: v / sum(value.values()) for j, v in value.items()}, rel=1e-6)
     assert sum(row.values()) == pytest.approx(1, abs=1e-12)
@@ -96,12 +98,12 @@ def test_weights_are_the_formula_and_add_up_to_one():
 
 
 def test_at_the_start_a_client_is_like_itself_only():
-    assert weights_of(STEP.init(MODEL, CLIENTS), torch.tensor([0, 49]), CLIENTS) == [{0: 1.0}, {49: 1.0}]
+    assert neighbour_weights(STEP.init(MODEL, CLIENTS), torch.tensor([0, 49]), CLIENTS) == [{0: 1.0}, {49: 1.0}]
     assert TOP == 0.9999
 
 
 def test_the_head_goes_up_and_not_down():
-    share = heads_up(LAYOUT, HOME, 0.25)
+    share = heads_up_share(LAYOUT, HOME, 0.25)
     ctx = changed(make_ctx([3, 4], t=6), first=torch.tensor([False, True]))
     assert all(cut.mask is None for cut in share.down({}, MODEL, ctx._replace(round=5)).values())
     down = share.down({}, MODEL, ctx)
@@ -137,7 +139,7 @@ def test_each_client_is_served_its_own_blend():
     models = served([9, 5, 1], state, rows)
     for name in FLOATS:
         stored = rows.read(torch.tensor([2, 5, 9]))[name].double()
-        weight = weights_of(state, torch.tensor([5]), CLIENTS)[0]
+        weight = neighbour_weights(state, torch.tensor([5]), CLIENTS)[0]
         wanted = sum(w * stored[[2, 5, 9].index(j)] for j, w in weight.items())
         assert torch.allclose(models[name][1].double(), wanted, atol=1e-6)
         assert torch.equal(models[name][2], MODEL[name][0]), "the server's, as nothing of client 1 is there"
@@ -145,7 +147,7 @@ def test_each_client_is_served_its_own_blend():
         assert torch.equal(models[name], MODEL[name])
     for k, i in enumerate([9, 5, 1]):
         alone = served([i], state, rows)
-        assert all(torch.equal(take(models, slice(k, k + 1))[name], alone[name]) for name in models)
+        assert all(torch.equal(take_rows(models, slice(k, k + 1))[name], alone[name]) for name in models)
     for unmixed in (served([1, 7], state, rows), served([5], state, rows, t=5)):  # nothing of them yet; warm-up
         assert unmixed.keys() == MODEL.keys()
         assert all(unmixed[name] is x for name, x in MODEL.items())
@@ -172,7 +174,7 @@ def play(method, cohorts, first=1):
         up, state = client(method, state, down, fake_training, ctx)
         incoming(method, server, fold, down, up, ctx)
         before, (server, report) = server, settle(method, server, fold, ctx)
-        states |= {i: take(expand(state, len(ids)), slice(k, k + 1)) for k, i in enumerate(ids)}
+        states |= {i: take_rows(expand_rows(state, len(ids)), slice(k, k + 1)) for k, i in enumerate(ids)}
         yield ctx, before, down, up, states, server, report
 
 

@@ -9,7 +9,7 @@ from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout
-from sparing.parts import obfuscate
+from sparing.parts.code import obfuscate
 from sparing.recipes.int8 import int8
 from sparing.recipes.memory import memory
 from sparing.recipes.obfuscate import obfuscate as recipe
@@ -32,7 +32,7 @@ def parcel(k=3, masked=False, seed=0):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_rotation_keeps_lengths_and_angles_and_is_undone_with_the_key(masked):
-    codec, ctx, before = obfuscate.rotated(LAYOUT), make_ctx([0, 4, 2]), parcel(masked=masked)
+    codec, ctx, before = obfuscate.basis_change_codec(LAYOUT), make_ctx([0, 4, 2]), parcel(masked=masked)
     out, _ = codec.encode(before, {}, view_of(ctx))
     back = codec.decode(out, ctx)
     wrong = codec.decode(out, changed(ctx, seed=1))
@@ -51,7 +51,7 @@ def test_a_rotation_keeps_lengths_and_angles_and_is_undone_with_the_key(masked):
 
 def test_one_key_is_one_orthogonal_matrix():
     """The same for any vector of that client, layer and round, and another for others."""
-    codec, ctx = obfuscate.rotated(LAYOUT), make_ctx([0, 1])
+    codec, ctx = obfuscate.basis_change_codec(LAYOUT), make_ctx([0, 1])
     x, y = parcel(2, seed=1), parcel(2, seed=2)
     both = Parcel({n: Leaf(x.leaves[n].value + y.leaves[n].value) for n in SHAPES}, {})
     turned = [codec.encode(p, {}, view_of(ctx))[0].leaves["a"].value for p in (x, y, both)]
@@ -65,7 +65,11 @@ def test_one_key_is_one_orthogonal_matrix():
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 64, 100])
 def test_blocks_of_hadamard_matrices_are_their_own_inverse(n):
-    matrix = torch.stack([obfuscate.mixed(row) for row in torch.eye(n, dtype=torch.float64)]) if n else torch.eye(0)
+    matrix = (
+        torch.stack([obfuscate._hadamard_blocks(row) for row in torch.eye(n, dtype=torch.float64)])
+        if n
+        else torch.eye(0)
+    )
     torch.testing.assert_close(matrix @ matrix, torch.eye(n, dtype=matrix.dtype))
     torch.testing.assert_close(matrix, matrix.T)
 
@@ -74,13 +78,13 @@ def test_one_entry_is_spread_over_its_block():
     """What an eavesdropper sees of a single large entry is many small ones."""
     lone = Parcel({"a": Leaf(torch.zeros(1, 33, 30).index_fill(1, torch.tensor([4]), 0.0))}, {})
     lone.leaves["a"].value[0, 3, 3] = 1.0
-    out, _ = obfuscate.rotated(LAYOUT).encode(lone, {}, view_of(make_ctx([0])))
+    out, _ = obfuscate.basis_change_codec(LAYOUT).encode(lone, {}, view_of(make_ctx([0])))
     assert int((out.leaves["a"].value != 0).sum()) >= 2
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_noise_is_as_large_as_asked_beside_the_layer(masked):
-    codec, before = obfuscate.noised(LAYOUT, 0.5), parcel(masked=masked)
+    codec, before = obfuscate.noise_codec(LAYOUT, 0.5), parcel(masked=masked)
     leaves = {
         name: leaf._replace(value=100 * leaf.value) if name == "b" else leaf for name, leaf in before.leaves.items()
     }

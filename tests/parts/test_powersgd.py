@@ -6,10 +6,10 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.core.wire import sizes
-from sparing.parts import powersgd
+from sparing.parts.code import powersgd
+from sparing.wire import parcel_sizes
 from support import make_ctx, view_of
 
 SHAPES = {"conv": (8, 3, 2, 2), "dense": (9, 20), "bias": (9,), "small": (2, 3)}
@@ -35,9 +35,9 @@ def low_rank(m, n, r, seed=0):
 
 def test_what_travels_are_two_thin_factors_and_vectors_as_they_are():
     parcel = update(2)
-    out, back, _ = through(parcel, powersgd.powersgd(LAYOUT, 2))
+    out, back, _ = through(parcel, powersgd.powersgd_codec(LAYOUT, 2))
     assert list(out.leaves) == ["conv/p", "conv/q", "dense/p", "dense/q", "bias", "small"]
-    assert int(sizes(out)["value"][0]) == 4 * (2 * (8 + 12) + 2 * (9 + 20) + 9 + 6)
+    assert int(parcel_sizes(out)["value"][0]) == 4 * (2 * (8 + 12) + 2 * (9 + 20) + 9 + 6)
     for name in ("bias", "small"):
         assert torch.equal(back.leaves[name].value, parcel.leaves[name].value)
     assert list(back.leaves) == list(SHAPES)
@@ -48,12 +48,12 @@ def test_what_travels_are_two_thin_factors_and_vectors_as_they_are():
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_matrix_of_that_rank_comes_back_as_it_was(rank):
     dense = low_rank(9, 20, rank)
-    _, back, _ = through(update(dense=dense), powersgd.powersgd(LAYOUT, rank))
+    _, back, _ = through(update(dense=dense), powersgd.powersgd_codec(LAYOUT, rank))
     assert torch.allclose(back.leaves["dense"].value, dense, atol=1e-5)
 
 
 def test_a_matrix_of_lower_rank_too_and_the_idle_column_wakes_up():
-    codec = powersgd.powersgd(LAYOUT, 3)
+    codec = powersgd.powersgd_codec(LAYOUT, 3)
     thin = torch.arange(1.0, 10)[None, :, None] * torch.arange(-10.0, 10)[None, None]  # exact, so its rank is 1
     out, back, state = through(update(dense=thin), codec)
     assert torch.allclose(back.leaves["dense"].value, thin, atol=1e-4)
@@ -64,7 +64,7 @@ def test_a_matrix_of_lower_rank_too_and_the_idle_column_wakes_up():
 
 
 def test_it_never_loses_more_than_there_is_and_warm_starts_find_the_best_factors():
-    codec = powersgd.powersgd(LAYOUT, 2)
+    codec = powersgd.powersgd_codec(LAYOUT, 2)
     parcel = update(seed=5)
     m = parcel.leaves["dense"].value[0].double()
     least = torch.linalg.svdvals(m)[2:].square().sum()
@@ -79,7 +79,7 @@ def test_it_never_loses_more_than_there_is_and_warm_starts_find_the_best_factors
 
 
 def test_zeros_stay_zero_and_what_is_not_a_number_is_not_hidden():
-    codec = powersgd.powersgd(LAYOUT, 2)
+    codec = powersgd.powersgd_codec(LAYOUT, 2)
     _, back, _ = through(update(dense=torch.zeros(1, 9, 20)), codec)
     assert not back.leaves["dense"].value.any()
     bad = torch.ones(1, 9, 20)
@@ -90,21 +90,21 @@ def test_zeros_stay_zero_and_what_is_not_a_number_is_not_hidden():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"powersgd.rank is 0"):
-        powersgd.powersgd(LAYOUT, 0)
+        powersgd.powersgd_codec(LAYOUT, 0)
     with pytest.raises(MethodError, match="powersgd would factor nothing"):
-        powersgd.powersgd(LAYOUT, 50)
-    codec = powersgd.powersgd(LAYOUT, 2)
+        powersgd.powersgd_codec(LAYOUT, 50)
+    codec = powersgd.powersgd_codec(LAYOUT, 2)
     parcel = update()
     masked = parcel.leaves["dense"]._replace(scope=torch.ones(1, 9, 20, dtype=torch.bool))
     with pytest.raises(MethodError, match=r"only a part of 'dense' is shared; drop .*psfed"):
         through(Parcel(parcel.leaves | {"dense": masked}, {}), codec)
     for after in ("topk", "int8", "fp16"):
         with pytest.raises(MethodError, match="another basis"):
-            compose(LAYOUT, find("powersgd").make(), find(after).make())
+            compose(LAYOUT, find_recipe("powersgd").make(), find_recipe(after).make())
 
 
 def test_memory_is_on_by_default_and_private_layers_are_not_remembered():
-    method = compose(LAYOUT, find("personal").make(layers=["dense"]), find("powersgd").make())
+    method = compose(LAYOUT, find_recipe("personal").make(layers=["dense"]), find_recipe("powersgd").make())
     assert method.memory
     assert set(method.up[0].init(LAYOUT)) == {"q/conv"}
-    assert not compose(LAYOUT, find("powersgd").make(memory=False)).memory
+    assert not compose(LAYOUT, find_recipe("powersgd").make(memory=False)).memory

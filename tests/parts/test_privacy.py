@@ -16,7 +16,7 @@ from sparing.core.errors import ConfigError, MethodError, WireError
 from sparing.core.method import Arrival, Blended, View, evenly
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout
-from sparing.parts import privacy
+from sparing.parts.code import privacy
 from sparing.recipes.dp import dp
 from sparing.recipes.psfed import psfed
 from support import make_ctx, view_of
@@ -60,28 +60,28 @@ def test_no_update_is_ever_longer_than_the_bound(dtype, n, power, longer, kind, 
     x = (x / x.norm() * size * bound).to(dtype)
     x = x.nan_to_num(0.0, torch.finfo(dtype).max, torch.finfo(dtype).min)
     update = {"a": x[None, : n // 2], "b": x[None, n // 2 :]}
-    out, length = privacy.clipped(update, bounds(1, bound))
+    out, length = privacy.clip_updates(update, bounds(1, bound))
     assert squared(out, 0) <= Fraction(bound) ** 2
     if float(length) <= bound * (1 - 1e-9):
         assert all(torch.equal(out[name], update[name]) for name in update)
-    again = privacy.clipped(out, bounds(1, bound))[0]
+    again = privacy.clip_updates(out, bounds(1, bound))[0]
     assert all(torch.equal(again[name], out[name]) for name in out)
 
 
 def test_clipping_keeps_the_direction_and_takes_all_tensors_together():
     update = {"a": torch.tensor([[3.0, 0.0], [0.3, 0.0]]), "b": torch.tensor([[4.0], [0.4]])}
-    out, length = privacy.clipped(update, bounds(2, 1.0))
+    out, length = privacy.clip_updates(update, bounds(2, 1.0))
     torch.testing.assert_close(length, torch.tensor([5.0, 0.5], dtype=torch.float64))
     torch.testing.assert_close(out["a"], torch.tensor([[0.6, 0.0], [0.3, 0.0]]))
     torch.testing.assert_close(out["b"], torch.tensor([[0.8], [0.4]]))
     for k in range(2):
-        alone, _ = privacy.clipped({n: x[k : k + 1] for n, x in update.items()}, bounds(1, 1.0))
+        alone, _ = privacy.clip_updates({n: x[k : k + 1] for n, x in update.items()}, bounds(1, 1.0))
         assert all(torch.equal(alone[n], out[n][k : k + 1]) for n in out)
 
 
 def test_what_is_not_finite_stays_so_for_the_server_to_refuse():
     for bad in (math.nan, math.inf):
-        out, _ = privacy.clipped({"a": torch.tensor([[1.0, bad]])}, bounds(1, 1.0))
+        out, _ = privacy.clip_updates({"a": torch.tensor([[1.0, bad]])}, bounds(1, 1.0))
         assert not torch.isfinite(out["a"]).all()
 
 
@@ -142,7 +142,7 @@ def test_noise_falls_only_on_what_is_shared(mode):
 def test_the_steps_that_follow_see_noise_only_where_something_was_shared():
     mask = torch.tensor([[True, False, True]])
     blended = Blended({"w": torch.zeros(1, 3).double()}, {"w": mask}, torch.tensor([4]), torch.ones(1), {})
-    step = privacy.central(1.0, 1.0)
+    step = privacy.central_noise_step(1.0, 1.0)
     update, _, _ = step.apply(step.init({"w": torch.zeros(1, 3)}, 5), blended, make_ctx([4]))
     assert (update["w"] != 0).tolist() == mask.tolist()
 
@@ -157,7 +157,7 @@ def test_masks_that_differ_between_clients_are_refused_in_central_mode_only():
 
 
 def test_the_server_clips_whatever_arrives():
-    step = privacy.central(bound=2.0, noise=1.0)
+    step = privacy.central_noise_step(bound=2.0, noise=1.0)
     ctx = make_ctx([0, 1])
     update = {"a": torch.tensor([[30.0, 40.0], [0.3, 0.4]])}
     arrival = Arrival(update, {"a": None}, {}, {"a": torch.zeros(1, 2)}, ctx)
@@ -181,7 +181,7 @@ def test_an_adaptive_bound_finds_the_quantile():
 
 def test_an_adaptive_bound_goes_down_to_the_clients_who_say_if_they_are_within():
     layout = Layout({"w": (2,)}, {"w": torch.float32})
-    codec = privacy.clip(1.0, adapt=True)
+    codec = privacy.clip_codec(1.0, adapt=True)
     parcel = Parcel({"w": Leaf(torch.tensor([[3.0, 4.0], [3.0, 4.0]]))}, {})
     view = View(make_ctx([0, 1]), {}, {}, {"clip": torch.tensor([5.1, 4.9])})
     out, _ = codec.encode(parcel, {}, view)
@@ -194,7 +194,7 @@ def test_an_adaptive_bound_goes_down_to_the_clients_who_say_if_they_are_within()
 
 
 def test_a_client_cannot_say_it_is_within_twice():
-    step = privacy.central(1.0, 1.0, privacy.Adapt())
+    step = privacy.central_noise_step(1.0, 1.0, privacy.Adapt())
     arrival = Arrival({}, {}, {"within": torch.tensor([1.0, 7.0])}, {}, make_ctx([4, 6]))
     with pytest.raises(WireError, match="client 6 reported 7"):
         step.watch({}, arrival)
@@ -204,18 +204,18 @@ def test_the_two_noises_of_adaptive_clipping_cost_together_what_was_asked_for():
     ctx = make_ctx(list(range(40)))
     for noise, asked, count in ((1.0, 4.0, 4.0), (1.0, None, 2.0), (5.0, None, 5.0)):
         adapt = privacy.Adapt(noise=asked)
-        assert privacy.on_count(noise, adapt, ctx) == count
-        left = privacy.on_updates(noise, adapt, ctx)
+        assert privacy._noise_on_count(noise, adapt, ctx) == count
+        left = privacy.noise_on_updates(noise, adapt, ctx)
         assert (2 / left) ** 2 + (1 / count) ** 2 == pytest.approx((2 / noise) ** 2)  # sensitivities 2 C and 1
     with pytest.raises(ConfigError, match=r"dp.count_noise is 0.5; it must be above 0.5"):
-        privacy.central(1.0, 1.0, privacy.Adapt(noise=0.5))
+        privacy.central_noise_step(1.0, 1.0, privacy.Adapt(noise=0.5))
 
 
 def test_the_codecs_rows_are_as_alone():
     ctx = make_ctx([5, 2, 9])
     parcel = Parcel({"a": Leaf(torch.randn(3, 7, generator=torch.Generator().manual_seed(1)))}, {})
     notes = {"n": torch.ones(3), "loss": torch.ones(3)}
-    for codec in (privacy.local(1.0, 0.5), privacy.clip(0.5)):
+    for codec in (privacy.local_noise_codec(1.0, 0.5), privacy.clip_codec(0.5)):
         whole, _ = codec.encode(parcel._replace(notes=notes), {}, view_of(ctx))
         for k in range(3):
             at = slice(k, k + 1)

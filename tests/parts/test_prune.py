@@ -7,12 +7,12 @@ from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local, Phase
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.round import first_client, first_server, outgoing, schema_down, starting_models
-from sparing.core.tree import Layout, expand, layout_of, tree_of
-from sparing.parts import prune
-from sparing.task.build import build_task
-from sparing.task.clients import Clients
+from sparing.core.tree import Layout, expand_rows, layout_of, tree_of
+from sparing.data.clients import Clients
+from sparing.parts.share import prune
+from sparing.tasks.build import build_task
 from sparing.train.local import train
 from support import changed, make_ctx, small_layout, small_net
 
@@ -31,7 +31,7 @@ def weights(model):
 
 
 def test_the_largest_of_every_layer_stay_and_vectors_are_left_alone():
-    part = prune.pruned(LAYOUT, 0.25)
+    part = prune.prune_by_magnitude(LAYOUT, 0.25)
     first = part.first(MODEL)
     assert set(first) == {"0.weight", "3.weight"} == part.names
     for name, x in first.items():
@@ -39,11 +39,11 @@ def test_the_largest_of_every_layer_stay_and_vectors_are_left_alone():
         assert int(kept.sum()) == -(-x.numel() // 4)
         assert torch.equal(x[kept], MODEL[name][kept])
         assert MODEL[name][kept].abs().min() >= MODEL[name][~kept].abs().max()
-    assert prune.pruned(LAYOUT, 0.25).share.init(MODEL | first).keys() == first.keys()
+    assert prune.prune_by_magnitude(LAYOUT, 0.25).share.init(MODEL | first).keys() == first.keys()
 
 
 def test_over_the_model_layers_compete_and_masks_of_the_pruned_model_are_the_same():
-    part = prune.pruned(LAYOUT, 0.3, over="model")
+    part = prune.prune_by_magnitude(LAYOUT, 0.3, over="model")
     first = part.first(MODEL)
     size = sum(x.numel() for x in first.values())
     assert sum(int((x != 0).sum()) for x in first.values()) == -(-size * 3 // 10)
@@ -52,14 +52,14 @@ def test_over_the_model_layers_compete_and_masks_of_the_pruned_model_are_the_sam
 
 
 def test_the_receiver_knows_the_mask_from_the_initial_model_and_fills_up_with_zeros():
-    method = compose(LAYOUT, find("prune").make(keep=0.25))
+    method = compose(LAYOUT, find_recipe("prune").make(keep=0.25))
     server, ctx = first_server(method, MODEL, 50), changed(make_ctx([3, 7]), first=torch.tensor([True, True]))
     schema = schema_down(method, MODEL, ctx.at(slice(1)))
     down = outgoing(method, server, ctx)
     for name in ("0.weight", "3.weight"):
         assert torch.equal(schema.leaves[name].scope, down.leaves[name].scope)
         assert not schema.leaves[name].told
-    state = expand(first_client(method, MODEL), 2)
+    state = expand_rows(first_client(method, MODEL), 2)
     assert not state, "clients keep nothing"
     start = starting_models(method, server, state, ctx)
     assert all(torch.equal(start[name], server.model[name]) for name in LAYOUT.shapes)
@@ -106,7 +106,7 @@ def test_training_is_that_of_a_network_without_those_connections(path):
 
 @pytest.mark.slow
 def test_with_partial_sharing_copies_of_their_own_are_pruned_too_and_less_travels():
-    method = compose(LAYOUT, find("psfed").make(), find("prune").make(keep=0.25))
+    method = compose(LAYOUT, find_recipe("psfed").make(), find_recipe("prune").make(keep=0.25))
     state = first_client(method, MODEL)
     for name in ("0.weight", "3.weight"):
         x = state[f"own/{name}"]
@@ -128,13 +128,13 @@ def test_with_partial_sharing_copies_of_their_own_are_pruned_too_and_less_travel
 def test_what_makes_no_sense_is_refused():
     for options, words in (({"keep": 0.0}, "prune.keep is"), ({"over": "all"}, "prune.over is")):
         with pytest.raises(ConfigError, match=words):
-            prune.pruned(LAYOUT, **options)
+            prune.prune_by_magnitude(LAYOUT, **options)
     with pytest.raises(MethodError, match="prune would prune nothing"):
-        prune.pruned(Layout({"b": (3,)}, {"b": torch.float32}))
+        prune.prune_by_magnitude(Layout({"b": (3,)}, {"b": torch.float32}))
     deep = layout_of(nn.Sequential(*(nn.Linear(20, 20) for _ in range(4))))
     for order in (["prune", "fedhm"], ["fedhm", "prune"]):
         with pytest.raises(MethodError, match="prune cannot go with models of several sizes"):
-            compose(deep, *(find(name).make() for name in order))
+            compose(deep, *(find_recipe(name).make() for name in order))
 
 
 def test_at_keep_one_it_is_fedavg():

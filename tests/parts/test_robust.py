@@ -7,17 +7,17 @@ from sparing.core.errors import ConfigError
 from sparing.core.fold import Collect, Fold, without_unsound
 from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
-from sparing.parts import robust
-from sparing.parts.bound import norm_bound
+from sparing.parts.blend import robust
+from sparing.parts.blend.norm_bound import norm_bound_step
 from support import make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
 RULES = {
-    "median": robust.median,
-    "trimmed mean": robust.trimmed_mean(0.4),
-    "krum": robust.krum(0.4, 1),
-    "multi-krum": robust.krum(0.4, "most"),
-    "geomed": robust.geometric_median(1e-6, 30),
+    "median": robust.coordinate_median,
+    "trimmed mean": robust.trimmed_mean_rule(0.4),
+    "krum": robust.krum_rule(0.4, 1),
+    "multi-krum": robust.krum_rule(0.4, "most"),
+    "geomed": robust.geometric_median_rule(1e-6, 30),
 }
 ANY = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
@@ -97,24 +97,24 @@ def column_of(*values):
 
 def test_the_median_is_unweighted_and_halves_the_middle_two():
     weight = torch.tensor([100.0, 1, 1, 1]).double()
-    assert blend(robust.median, column_of(9.0, 1.0, 2.0, 4.0), weight=weight)[0]["w"].item() == 3.0
-    assert blend(robust.median, column_of(9.0, 1.0, 2.0))[0]["w"].item() == 2.0
+    assert blend(robust.coordinate_median, column_of(9.0, 1.0, 2.0, 4.0), weight=weight)[0]["w"].item() == 3.0
+    assert blend(robust.coordinate_median, column_of(9.0, 1.0, 2.0))[0]["w"].item() == 2.0
 
 
 def test_a_client_without_a_vote_is_not_in_the_median():
     votes = {"w": torch.tensor([[True], [False], [True], [True]])}
-    assert blend(robust.median, column_of(5.0, 0.0, 7.0, 9.0), votes)[0]["w"].item() == 7.0
+    assert blend(robust.coordinate_median, column_of(5.0, 0.0, 7.0, 9.0), votes)[0]["w"].item() == 7.0
 
 
 @pytest.mark.parametrize(("share", "want"), [(0.0, 22.0), (0.2, 5.0), (0.19, 22.0), (0.4, 4.0), (0.49, 4.0)])
 def test_what_is_trimmed(share, want):
-    rule = robust.trimmed_mean(share)
+    rule = robust.trimmed_mean_rule(share)
     assert blend(rule, column_of(100.0, 3.0, 4.0, 8.0, -5.0))[0]["w"].item() == want
 
 
 def test_krum_takes_one_client_as_it_is():
     values = random_tree(LAYOUT, 9)
-    update, _ = blend(robust.krum(0.2, 1), values)
+    update, _ = blend(robust.krum_rule(0.2, 1), values)
     same = [i for i in range(9) if all(torch.equal(update[name][0], x[i].double()) for name, x in values.items())]
     assert len(same) == 1
 
@@ -122,22 +122,22 @@ def test_krum_takes_one_client_as_it_is():
 def test_krum_counts_the_right_number_of_neighbours():
     """Of 0, 1, 2, 10, 11, 12, 13 with f = 2, n - f - 2 = 3: one of the four, not of the three."""
     line = column_of(0.0, 1.0, 2.0, 10.0, 11.0, 12.0, 13.0)
-    assert blend(robust.krum(0.3, 1), line)[0]["w"].item() == 11.0
-    assert blend(robust.krum(0.3, 2), line)[0]["w"].item() == 11.5
-    assert blend(robust.krum(0.3, "most"), line)[0]["w"].item() == pytest.approx((10 + 11 + 12) / 3)
+    assert blend(robust.krum_rule(0.3, 1), line)[0]["w"].item() == 11.0
+    assert blend(robust.krum_rule(0.3, 2), line)[0]["w"].item() == 11.5
+    assert blend(robust.krum_rule(0.3, "most"), line)[0]["w"].item() == pytest.approx((10 + 11 + 12) / 3)
 
 
 def test_krum_covers_only_what_the_chosen_voted_on():
     values = random_tree(LAYOUT, 6)
     votes = {name: torch.rand(x.shape, generator=torch.Generator().manual_seed(0)) < 0.5 for name, x in values.items()}
-    _, covered = blend(robust.krum(0.2, 1), values, votes)
+    _, covered = blend(robust.krum_rule(0.2, 1), values, votes)
     masks = [i for i in range(6) if all(torch.equal(covered[name][0], votes[name][i]) for name in values)]
     assert len(masks) == 1
 
 
 def test_counters_do_not_decide_who_is_near():
     values = {"w": torch.tensor([0.0, 0.1, 0.2, 5.0, 6.0])[:, None], "count": torch.tensor([1, 99, 999, 7, 7])}
-    assert blend(robust.krum(0.2, 1), values)[0]["w"].item() < 1
+    assert blend(robust.krum_rule(0.2, 1), values)[0]["w"].item() < 1
 
 
 def test_the_geometric_median_is_where_the_distances_are_least():
@@ -147,25 +147,25 @@ def test_the_geometric_median_is_where_the_distances_are_least():
     def cost(z):
         return float((weight * (x - z).norm(dim=1)).sum())
 
-    z = blend(robust.geometric_median(1e-9, 300), {"w": x}, weight=weight)[0]["w"]
+    z = blend(robust.geometric_median_rule(1e-9, 300), {"w": x}, weight=weight)[0]["w"]
     for i in range(4):
         for step in (-1e-3, 1e-3):
             moved = z.clone()
             moved[0, i] += step
             assert cost(moved) > cost(z)
-    early = blend(robust.geometric_median(1e-9, 3), {"w": x}, weight=weight)[0]["w"]
+    early = blend(robust.geometric_median_rule(1e-9, 3), {"w": x}, weight=weight)[0]["w"]
     assert cost(z) < cost(early) < cost((weight[:, None] * x).sum(0) / weight.sum())
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: robust.trimmed_mean(0.5), r"trimmed-mean.share is 0.5; it must be 0 or more and below 0.5"),
-        (lambda: robust.krum(-0.1, 1), r"krum.share is -0.1"),
-        (lambda: robust.krum(0.1, 0), r"krum.m is 0; it must be 1 or more"),
-        (lambda: robust.geometric_median(0.0, 4), r"geomed.nu is 0.0"),
-        (lambda: robust.geometric_median(1e-6, 0), r"geomed.steps is 0"),
-        (lambda: norm_bound(0.0), r"norm-bound.bound is 0.0"),
+        (lambda: robust.trimmed_mean_rule(0.5), r"trimmed-mean.share is 0.5; it must be 0 or more and below 0.5"),
+        (lambda: robust.krum_rule(-0.1, 1), r"krum.share is -0.1"),
+        (lambda: robust.krum_rule(0.1, 0), r"krum.m is 0; it must be 1 or more"),
+        (lambda: robust.geometric_median_rule(0.0, 4), r"geomed.nu is 0.0"),
+        (lambda: robust.geometric_median_rule(1e-6, 0), r"geomed.steps is 0"),
+        (lambda: norm_bound_step(0.0), r"norm-bound.bound is 0.0"),
     ],
 )
 def test_settings_that_cannot_be_meant(make, words):
@@ -175,7 +175,7 @@ def test_settings_that_cannot_be_meant(make, words):
 
 def received(bound, update):
     k = len(next(iter(update.values())))
-    step = norm_bound(bound)
+    step = norm_bound_step(bound)
     assert step.receive is not None
     return step.receive({}, Arrival(update, {}, {}, {}, make_ctx(list(range(k)))))
 

@@ -7,11 +7,11 @@ import torch
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, WireError
 from sparing.core.keys import choose
-from sparing.core.parcel import Cut, Leaf, Parcel, Schema, spec_of
-from sparing.core.registry import find
+from sparing.core.parcel import Cut, Leaf, Parcel, Schema, spec_of_cut
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.core.wire import from_bytes, sizes, to_bytes
-from sparing.parts import rotate
+from sparing.parts.code import eden as rotate
+from sparing.wire import from_bytes, parcel_sizes, to_bytes
 from support import make_ctx, view_of
 
 ERROR = {1: math.pi / 2 - 1, 2: 0.1331, 3: 0.03578, 4: 0.009592}
@@ -24,7 +24,7 @@ def layout(*shape):
 
 def many(x, draws, **options):
     """One vector, rotated anew by every one of so many clients."""
-    codec = rotate.eden(layout(x.shape[1]), **options)
+    codec = rotate.eden_codec(layout(x.shape[1]), **options)
     ctx = make_ctx(list(range(draws)), n=[1] * draws, clients=draws)
     out, _ = codec.encode(Parcel({"w": Leaf(x.expand(draws, -1))}, {}), {}, view_of(ctx))
     return codec.decode(out, ctx).leaves["w"].value.double()
@@ -40,7 +40,7 @@ def vector(kind, d):
 
 def test_the_transform_is_hadamards_matrix_and_its_own_inverse():
     eye = torch.eye(16)
-    h = rotate.hadamard(eye)
+    h = rotate.hadamard_rows(eye)
     assert set(h.unique().tolist()) == {-1.0, 1.0}
     assert torch.equal(h @ h.T, 16 * eye)
     assert torch.equal(h, h.T)
@@ -94,27 +94,27 @@ def test_clients_draw_apart_so_that_errors_average_out():
 
 
 def test_only_what_is_shared_is_rotated_and_paid_for():
-    codec, ctx = rotate.eden(layout(10, 10)), make_ctx([3, 4, 5])
+    codec, ctx = rotate.eden_codec(layout(10, 10)), make_ctx([3, 4, 5])
     counts = [64, 30, 0]
     scope = torch.stack([choose(torch.tensor([7]), 100, n).reshape(10, 10) for n in counts])
     value = torch.randn(3, 10, 10, generator=torch.Generator().manual_seed(0)) * scope
     out, _ = codec.encode(Parcel({"w": Leaf(value, scope=scope)}, {}), {}, view_of(ctx))
-    assert sizes(out)["value"].tolist() == [8, 4, 0], "bits of the next power of two"
+    assert parcel_sizes(out)["value"].tolist() == [8, 4, 0], "bits of the next power of two"
     back = codec.decode(out, ctx).leaves["w"]
     assert torch.equal(back.scope, scope)
     assert not back.value[~scope].any()
-    plain, one = rotate.eden(layout(64)), ctx.at(slice(1))
+    plain, one = rotate.eden_codec(layout(64)), ctx.at(slice(1))
     dense, _ = plain.encode(Parcel({"w": Leaf(value[0][scope[0]][None])}, {}), {}, view_of(one))
     alone = plain.decode(dense, one).leaves["w"].value
     assert torch.equal(back.value[0][scope[0]], alone[0]), "as if there was nothing else"
 
 
 def test_a_mask_that_travels_is_understood_and_one_that_cannot_be_is_refused():
-    codec, ctx = rotate.eden(layout(3, 5), bits=2), make_ctx([3])
+    codec, ctx = rotate.eden_codec(layout(3, 5), bits=2), make_ctx([3])
     scope = torch.tensor([[True] * 5, [False] * 5, [True, False] * 2 + [True]])[None]
     value = torch.randn(1, 3, 5) * scope
     out, _ = codec.encode(Parcel({"w": Leaf(value, scope=scope, told=True)}, {}), {}, view_of(ctx))
-    schema = codec.schema(Schema({"w": spec_of((3, 5), torch.float32, Cut(scope, told=True))}, {}, "x"), ctx)
+    schema = codec.schema(Schema({"w": spec_of_cut((3, 5), torch.float32, Cut(scope, told=True))}, {}, "x"), ctx)
     back = codec.decode(from_bytes(to_bytes(out, 0, "x"), schema), ctx).leaves["w"]
     assert torch.equal(back.scope, scope)
     assert torch.equal(back.value, codec.decode(out, ctx).leaves["w"].value)
@@ -130,8 +130,8 @@ def test_zeros_stay_zero_and_what_is_not_a_number_is_not_hidden():
 
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ConfigError, match=r"eden.bits is 5"):
-        rotate.eden(layout(4), bits=5)
-    eden, topk, int8 = (find(name).make() for name in ("eden", "topk", "int8"))
+        rotate.eden_codec(layout(4), bits=5)
+    eden, topk, int8 = (find_recipe(name).make() for name in ("eden", "topk", "int8"))
     for order in ([topk, eden], [int8, eden], [eden, topk], [eden, int8]):
         with pytest.raises(MethodError, match=r"basis|a quantiser before it gives codes"):
             compose(layout(4, 4), *order)

@@ -10,9 +10,9 @@ from sparing.core.errors import ConfigError
 from sparing.core.method import Blended
 from sparing.core.parcel import Cut
 from sparing.core.tree import Layout
-from sparing.parts.masks import counts
-from sparing.parts.selectors import SELECTORS, selected, selector_of, top
-from sparing.task.fleet import Fleet
+from sparing.fleet.fleet import Fleet
+from sparing.parts.share.schedule import shared_counts
+from sparing.parts.share.selectors import SELECTORS, _top_scores, selected_share, selector_of
 from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
@@ -22,9 +22,9 @@ JOINED = [{"union": ["random", "magnitude"]}, {"intersection": ["gradient", "lay
 
 
 def share_of(layout=LAYOUT, fraction=0.5, selector="random", per_client=False, first=None, explore=0.1, **more):
-    count = counts(layout.size, fraction)
+    count = shared_counts(layout.size, fraction)
     select = selector_of(selector, layout, count, per_client, explore, **more)
-    return selected(layout, select, count, per_client, first)
+    return selected_share(layout, select, count, per_client, first)
 
 
 def drawn(share, ctx, model=MODEL, state=None):
@@ -174,12 +174,12 @@ def test_magnitude_of_models_served_to_each_client_is_each_client_s_own():
 
 def test_equals_are_drawn_so_that_none_is_always_passed_over():
     score = torch.tensor([[3.0, 0.0, 0.0, 0.0, 0.0, 7.0]])
-    masks = torch.cat([top(score, 3, make_ctx([0], t=t)) for t in range(1, 60)])
+    masks = torch.cat([_top_scores(score, 3, make_ctx([0], t=t)) for t in range(1, 60)])
     assert bool((masks.sum(dim=1) == 3).all())
     assert bool(masks[:, [0, 5]].all())
     assert bool(masks.any(dim=0).all())
-    assert not top(score, 0, make_ctx([0])).any()
-    assert top(score, 6, make_ctx([0])).all()
+    assert not _top_scores(score, 0, make_ctx([0])).any()
+    assert _top_scores(score, 6, make_ctx([0])).all()
 
 
 def blended(update, covered):
@@ -213,7 +213,7 @@ def test_gradient_explores_a_share_of_its_positions(per_client):
     layout, ctx = flat_layout(1000), make_ctx([3, 4])
     share = share_of(layout, 0.2, "gradient", per_client, explore=0.25)
     score = torch.rand(1, 1000, generator=torch.Generator().manual_seed(0)) + 0.1
-    best = top(score, 150, ctx)[0]
+    best = _top_scores(score, 150, ctx)[0]
     cuts = drawn(share, ctx, {"w": score}, {"w": score})
     for k in range(2):
         mask = chosen(cuts, k, layout)
@@ -251,7 +251,7 @@ def test_a_probe_s_gradient_is_the_score_until_the_next_one():
 def test_a_probe_s_gradient_explores_too_and_can_be_joined():
     layout, ctx = flat_layout(1000), make_ctx([3])
     slope = {"w": torch.rand(1, 1000, generator=torch.Generator().manual_seed(0)) - 0.5}
-    best = top(slope["w"].abs(), 150, ctx)[0]
+    best = _top_scores(slope["w"].abs(), 150, ctx)[0]
     share = share_of(layout, 0.2, "gradient", explore=0.25, source="probe")
     mask = chosen(drawn(share, ctx, slope, share.look(share.init(slope), slope)), layout=layout)
     assert int(mask.sum()) == 200

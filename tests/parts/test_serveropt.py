@@ -5,14 +5,14 @@ import torch
 from sparing.core.errors import ConfigError
 from sparing.core.method import Blended
 from sparing.core.tree import Layout
-from sparing.parts.serveropt import adaptive, momentum
+from sparing.parts.blend.server_optimisers import adaptive_server_step, server_momentum_step
 from support import make_ctx
 
 LAYOUT = Layout({"w": (6,), "m": (2,)}, {"w": torch.float32, "m": torch.float32}, frozenset({"m"}))
 
 
 def test_momentum_is_the_recurrence_and_touches_only_covered_coordinates():
-    step = momentum(LAYOUT, beta=0.9, lr=0.5)
+    step = server_momentum_step(LAYOUT, beta=0.9, lr=0.5)
     state = step.init({"w": torch.zeros(1, 6), "m": torch.zeros(1, 2)}, 3)
     rng, v = np.random.default_rng(0), np.zeros(6)
     for _ in range(5):
@@ -52,7 +52,7 @@ SQUARES = {
 @pytest.mark.parametrize("kind", SQUARES)
 def test_adaptive_steps_are_the_recurrences_and_touch_only_covered_coordinates(kind):
     lr, beta1, tau = 0.1, 0.6, 0.05
-    step = adaptive(LAYOUT, kind, lr, beta1, 0.7, tau)
+    step = adaptive_server_step(LAYOUT, kind, lr, beta1, 0.7, tau)
     state = step.init({"w": torch.zeros(1, 6), "m": torch.zeros(1, 2)}, 3)
     rng, m, v = np.random.default_rng(0), np.zeros(6), np.full(6, tau**2)
     rose = fell = 0
@@ -75,7 +75,7 @@ def test_adaptive_steps_are_the_recurrences_and_touch_only_covered_coordinates(k
 @pytest.mark.parametrize("kind", SQUARES)
 def test_with_a_large_tau_and_no_momentum_the_model_moves_by_the_mean(kind):
     """sqrt(v) and tau are then both tau, so the step is lr / (2 tau) times the mean."""
-    step = adaptive(LAYOUT, kind, 2e6, 0.0, 1.0, 1e6)
+    step = adaptive_server_step(LAYOUT, kind, 2e6, 0.0, 1.0, 1e6)
     d = np.linspace(-1, 1, 6)
     state = step.init({"w": torch.zeros(1, 6), "m": torch.zeros(1, 2)}, 3)
     update, _, _ = step.apply(state, blended(d), make_ctx([0]))
@@ -84,8 +84,8 @@ def test_with_a_large_tau_and_no_momentum_the_model_moves_by_the_mean(kind):
 
 def test_bad_options_are_refused():
     with pytest.raises(ConfigError, match=r"fedavgm\.beta is 1.2"):
-        momentum(LAYOUT, beta=1.2)
+        server_momentum_step(LAYOUT, beta=1.2)
     with pytest.raises(ConfigError, match=r"fedyogi\.tau is 0; it must be above 0"):
-        adaptive(LAYOUT, "fedyogi", 0.1, 0.9, 0.99, 0)
+        adaptive_server_step(LAYOUT, "fedyogi", 0.1, 0.9, 0.99, 0)
     with pytest.raises(ConfigError, match=r"fedadam\.beta2 is 1.5"):
-        adaptive(LAYOUT, "fedadam", 0.1, 0.9, 1.5, 0.1)
+        adaptive_server_step(LAYOUT, "fedadam", 0.1, 0.9, 1.5, 0.1)

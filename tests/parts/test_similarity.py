@@ -10,7 +10,7 @@ from sparing.core.method import Arrival, Blended, by_samples
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.round import begin, first_server, incoming, outgoing, settle
 from sparing.core.tree import under
-from sparing.parts.similarity import Similarity, alike, cosine
+from sparing.parts.blend.fedsim import Similarity, cosine_similarity, similarity_weigh
 from sparing.recipes.fedsim import fedsim
 from sparing.recipes.pfedsim import pfedsim
 from support import changed, make_ctx, numbers, random_tree, small_layout
@@ -25,7 +25,7 @@ def arrival(update, n, scope=None, model=MODEL, notes=None):
 
 
 def by_cosine(**options):
-    return alike(LAYOUT, frozenset(), Similarity(**options))
+    return similarity_weigh(LAYOUT, frozenset(), Similarity(**options))
 
 
 def ctx_of(k):
@@ -51,7 +51,7 @@ def blend(method, update, n, server=None):
 
 def test_the_cosine_is_the_cosine():
     update = moved(4)
-    got = cosine(update, MODEL, MODEL, {}, ctx_of(4))
+    got = cosine_similarity(update, MODEL, MODEL, {}, ctx_of(4))
     for k in range(4):
         one = torch.cat([(MODEL[x][0].double() + update[x][k]).flatten() for x in update])
         other = torch.cat([MODEL[x][0].double().flatten() for x in update])
@@ -65,9 +65,9 @@ def test_only_what_a_client_voted_on_is_compared(shared):
     elsewhere = {"3.weight": torch.where(mask, MODEL["3.weight"], 1e6)}
     zeroed = {"3.weight": torch.where(mask, update["3.weight"], 0.0)}
     scope = {"3.weight": mask}
-    wanted = cosine(zeroed, MODEL, MODEL, scope, ctx_of(3))
-    assert torch.equal(cosine(zeroed, elsewhere, elsewhere, scope, ctx_of(3)), wanted)
-    assert not torch.equal(cosine(zeroed, MODEL, MODEL, {}, ctx_of(3)), wanted)
+    wanted = cosine_similarity(zeroed, MODEL, MODEL, scope, ctx_of(3))
+    assert torch.equal(cosine_similarity(zeroed, elsewhere, elsewhere, scope, ctx_of(3)), wanted)
+    assert not torch.equal(cosine_similarity(zeroed, MODEL, MODEL, {}, ctx_of(3)), wanted)
 
 
 def test_a_row_of_many_is_that_row_alone(monkeypatch):
@@ -170,7 +170,7 @@ def test_updates_are_compared_with_the_last_mean_update():
     assert all(torch.equal(after.model[name], plain.model[name]) for name in MODEL), "nothing to compare with yet"
     last = {name: after.model[name] - first.model[name] for name in LAYOUT.params}
     update = moved(2, seed=2)
-    wanted = cosine({name: update[name] for name in LAYOUT.params}, {}, last, {}, ctx_of(2))
+    wanted = cosine_similarity({name: update[name] for name in LAYOUT.params}, {}, last, {}, ctx_of(2))
     weights, seen = by_cosine(on="updates").of(under("weigh", after.blend), arrival(update, [10, 10]))
     assert torch.allclose(seen["cos"], wanted, atol=1e-5)
     assert torch.allclose(weights, 10 * wanted.clamp(min=0), atol=1e-4)
@@ -178,8 +178,8 @@ def test_updates_are_compared_with_the_last_mean_update():
 
 def test_the_server_remembers_no_more_than_the_shared_parameters():
     home = frozenset({"3.weight", "3.bias"})
-    assert alike(LAYOUT, home, Similarity()).init(MODEL, 1000) == {}
-    kept = alike(LAYOUT, home, Similarity(on="updates")).init(MODEL, 1000)
+    assert similarity_weigh(LAYOUT, home, Similarity()).init(MODEL, 1000) == {}
+    kept = similarity_weigh(LAYOUT, home, Similarity(on="updates")).init(MODEL, 1000)
     assert under("reference", kept).keys() == set(LAYOUT.params) - home
     assert sum(x.numel() for x in kept.values()) == 2 + sum(MODEL[x].numel() for x in under("reference", kept))
 

@@ -9,10 +9,10 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from sparing.core.errors import MethodError
 from sparing.core.tree import layout_of, tree_of, with_extra
-from sparing.core.widths import narrowed, narrower
-from sparing.parts.slices import slices
-from sparing.task.models import network
-from sparing.task.models.resnet import Basic, Bottleneck, resnet
+from sparing.models import build_network
+from sparing.models.resnet import BasicBlock, BottleneckBlock, resnet
+from sparing.parts.size.heterofl import width_slices_fit
+from sparing.parts.size.widths import narrowed_model, narrower_layout
 from support import changed, make_ctx
 
 RATIOS = (1, 0.5, 0.25, 0.125, 0.0625, 0.3)
@@ -54,13 +54,13 @@ def inputs_normed():
 
 
 NETS = {
-    "mlp": (lambda: network("mlp", (1, 4, 4), 10, hidden=[30, 17]), (1, 4, 4)),
-    "cnn": (lambda: network("cnn", (1, 8, 8), 10), (1, 8, 8)),
-    "adapter": (lambda: network("cnn", (1, 8, 8), 10, adapter=12), (1, 8, 8)),
-    "lenet5": (lambda: network("lenet5", (1, 28, 28), 10), (1, 28, 28)),
-    "basic": (lambda: resnet(Basic, (1, 2), 3, 7, "batch", width=20), (3, 8, 8)),
-    "bottleneck": (lambda: resnet(Bottleneck, (1, 1), 3, 7, "batch", width=8), (3, 8, 8)),
-    "groups": (lambda: resnet(Basic, (1, 1), 3, 7, "group", width=16), (3, 8, 8)),
+    "mlp": (lambda: build_network("mlp", (1, 4, 4), 10, hidden=[30, 17]), (1, 4, 4)),
+    "cnn": (lambda: build_network("cnn", (1, 8, 8), 10), (1, 8, 8)),
+    "adapter": (lambda: build_network("cnn", (1, 8, 8), 10, adapter=12), (1, 8, 8)),
+    "lenet5": (lambda: build_network("lenet5", (1, 28, 28), 10), (1, 28, 28)),
+    "basic": (lambda: resnet(BasicBlock, (1, 2), 3, 7, "batch", width=20), (3, 8, 8)),
+    "bottleneck": (lambda: resnet(BottleneckBlock, (1, 1), 3, 7, "batch", width=8), (3, 8, 8)),
+    "groups": (lambda: resnet(BasicBlock, (1, 1), 3, 7, "group", width=16), (3, 8, 8)),
     "mobile": (mobile, (3, 9, 9)),
     "sound": (sound, (2, 8)),
     "inputs normed": (inputs_normed, (6,)),
@@ -90,7 +90,7 @@ CASES = [(name, size) for name in NETS for size in range(len(RATIOS)) if (name, 
 def test_a_narrower_network_is_the_full_one_with_zeros_elsewhere(name, size):
     build, shape = NETS[name]
     full = made(build)
-    fit = slices(layout_of(full), RATIOS, scaler=False)
+    fit = width_slices_fit(layout_of(full), RATIOS, scaler=False)
     thin, wide = filled(fit, size, full)
     x = made(lambda: torch.rand(3, *shape, dtype=torch.float64))
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_a_narrower_network_is_the_full_one_with_zeros_elsewhere(name, size):
 @pytest.mark.parametrize("name", NETS)
 def test_layouts_are_those_of_the_modules(name):
     full = made(NETS[name][0])
-    fit = slices(layout_of(full), RATIOS)
+    fit = width_slices_fit(layout_of(full), RATIOS)
     for size, layout in enumerate(fit.layouts):
         found = layout_of(fit.module(full, size))
         assert found == layout
@@ -113,7 +113,7 @@ def test_layouts_are_those_of_the_modules(name):
 
 
 def test_widths_of_the_five_levels():
-    fit = slices(layout_of(network("cnn", (1, 8, 8), 10)), RATIOS)
+    fit = width_slices_fit(layout_of(build_network("cnn", (1, 8, 8), 10)), RATIOS)
     shapes = [layout.shapes for layout in fit.layouts]
     assert [s["conv1.weight"] for s in shapes[:5]] == [(c, 1, 3, 3) for c in (16, 8, 4, 2, 1)]
     assert [s["conv2.weight"] for s in shapes[:5]] == [(2 * c, c, 3, 3) for c in (16, 8, 4, 2, 1)]
@@ -125,7 +125,7 @@ def test_widths_of_the_five_levels():
 
 
 def test_resnet18_at_half_width():
-    fit = slices(layout_of(network("resnet18", (3, 32, 32), 10)), (1, 0.5))
+    fit = width_slices_fit(layout_of(build_network("resnet18", (3, 32, 32), 10)), (1, 0.5))
     small = fit.layouts[1].shapes
     assert small["stem.conv.weight"] == (32, 3, 3, 3)
     assert small["layer2.0.shortcut.conv.weight"] == (64, 32, 1, 1)
@@ -135,7 +135,7 @@ def test_resnet18_at_half_width():
 
 def test_shrink_takes_the_first_and_grow_puts_them_back():
     full = made(NETS["cnn"][0])
-    fit = slices(layout_of(full), RATIOS)
+    fit = width_slices_fit(layout_of(full), RATIOS)
     model = tree_of(full)
     for size in range(len(RATIOS)):
         small = fit.resize.shrink({}, model, size, CTX)
@@ -155,7 +155,7 @@ def test_shrink_takes_the_first_and_grow_puts_them_back():
 
 def test_rows_stay_rows():
     full = made(NETS["basic"][0])
-    fit = slices(layout_of(full), RATIOS)
+    fit = width_slices_fit(layout_of(full), RATIOS)
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.randn(3, *shape, generator=g) for name, shape in fit.layouts[1].shapes.items()}
     whole, _ = fit.resize.grow(rows, 1, CTX)
@@ -168,7 +168,9 @@ def test_hidden_layers_are_scaled_before_their_norms_and_the_last_is_not():
     full = made(lambda: nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 2))).double()
     for bias in (x for name, x in full.named_parameters() if name.endswith("bias")):
         nn.init.zeros_(bias)
-    plain, scaled = (slices(layout_of(full), (1, 0.25), scaler=on).module(full, 1).eval() for on in (False, True))
+    plain, scaled = (
+        width_slices_fit(layout_of(full), (1, 0.25), scaler=on).module(full, 1).eval() for on in (False, True)
+    )
     heard = []
     for net in (plain, scaled):
         net.get_submodule("1").register_forward_pre_hook(lambda layer, x: heard.append(x[0]))
@@ -182,7 +184,7 @@ def test_hidden_layers_are_scaled_before_their_norms_and_the_last_is_not():
 
 def test_a_client_uses_the_network_that_it_trains():
     full = made(NETS["mlp"][0])
-    thin = slices(layout_of(full), (0.25,)).module(full, 0)
+    thin = width_slices_fit(layout_of(full), (0.25,)).module(full, 0)
     x = torch.rand(5, 1, 4, 4)
     assert torch.equal(thin.train()(x), thin.eval()(x))
 
@@ -195,7 +197,7 @@ def test_groups_of_a_norm_keep_their_size_where_they_can(groups, channels, ratio
     for affine in (True, False):
         norm = nn.GroupNorm(groups, channels, affine=affine)
         full = nn.Sequential(nn.Conv2d(1, channels, 1), norm, nn.Flatten(), nn.Linear(channels, 2))
-        thin = slices(layout_of(full), (ratio,)).module(full, 0)
+        thin = width_slices_fit(layout_of(full), (ratio,)).module(full, 0)
         assert thin.get_submodule("1").num_groups == want
         assert thin(torch.rand(2, 1, 1, 1)).shape == (2, 2)
 
@@ -204,14 +206,14 @@ def test_norms_over_all_units_are_narrowed_too():
     norms = (nn.LayerNorm(8), nn.LayerNorm(8, elementwise_affine=False), nn.RMSNorm(8), nn.BatchNorm1d(8, affine=False))
     for norm in norms:
         full = nn.Sequential(nn.Linear(3, 8), norm, nn.Linear(8, 2))
-        fit = slices(layout_of(full), (0.25,))
+        fit = width_slices_fit(layout_of(full), (0.25,))
         fit.check(full, torch.rand(1, 3))
         assert fit.module(full, 0)(torch.rand(4, 3)).shape == (4, 2)
 
 
 def test_static_statistics_are_left_out_of_narrower_networks():
     full = made(NETS["basic"][0])
-    fit = slices(layout_of(full, static=True), (1, 0.5))
+    fit = width_slices_fit(layout_of(full, static=True), (1, 0.5))
     thin = fit.module(full, 1)
     assert not list(thin.buffers())
     assert list(full.buffers())
@@ -221,7 +223,7 @@ def test_static_statistics_are_left_out_of_narrower_networks():
 def test_what_stands_beside_the_network_is_cut_like_what_it_stands_beside():
     layout = layout_of(made(NETS["cnn"][0]))
     for known in (layout, with_extra(layout, ["conv2.weight"], "second")):
-        fit = slices(known, (0.5,))
+        fit = width_slices_fit(known, (0.5,))
         assert fit.layouts[0].shapes.keys() == layout.shapes.keys(), "the recipes add it again"
         x = torch.rand(2, 32, 16, 3, 3)
         small = fit.resize.shrink({}, {"conv2.weight.second": x}, 0, CTX)
@@ -232,7 +234,7 @@ def test_what_stands_beside_the_network_is_cut_like_what_it_stands_beside():
 
 
 def test_sizes_by_id_or_by_the_declared_width():
-    fit = slices(layout_of(made(NETS["cnn"][0])), (1, 0.5, 0.25))
+    fit = width_slices_fit(layout_of(made(NETS["cnn"][0])), (1, 0.5, 0.25))
     ctx = make_ctx([0, 1, 2, 3, 7])
     assert fit.sizes(ctx).tolist() == [0, 1, 2, 0, 1]
     declared = changed(ctx, capacity={"width": torch.tensor([0.25, 0.9, 1.0, 0.1, 0.5])})
@@ -253,8 +255,8 @@ def test_sizes_by_id_or_by_the_declared_width():
 )
 def test_layers_that_cannot_be_narrowed_are_refused_by_name(layers, words):
     with pytest.raises(MethodError, match=words):
-        slices(layout_of(nn.Sequential(*layers)), (0.5,))
-    slices(layout_of(nn.Sequential(*layers)), (1,))
+        width_slices_fit(layout_of(nn.Sequential(*layers)), (0.5,))
+    width_slices_fit(layout_of(nn.Sequential(*layers)), (1,))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_layers_that_cannot_be_narrowed_are_refused_by_name(layers, words):
 def test_other_layers_before_the_first_or_after_the_last_are_refused_too(layer, words, place):
     layers = [nn.Linear(8, 8), nn.Linear(8, 8)]
     layers.insert(place, layer())
-    for resized in (slices, lambda layout, ratios: narrower(layout, *ratios)):
+    for resized in (width_slices_fit, lambda layout, ratios: narrower_layout(layout, *ratios)):
         with pytest.raises(MethodError, match=words.replace("'0", f"'{place}")):
             resized(layout_of(nn.Sequential(*layers)), (0.5,))
 
@@ -279,7 +281,7 @@ def test_other_layers_before_the_first_or_after_the_last_are_refused_too(layer, 
 def test_buffers_before_the_first_layer_stay_whole():
     net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     net.register_buffer("centre", torch.rand(1, 4))
-    smaller = narrower(layout_of(net), 0.5)
+    smaller = narrower_layout(layout_of(net), 0.5)
     assert smaller.shapes["centre"] == (1, 4)
     assert smaller.shapes["0.weight"] == (4, 4)
 
@@ -290,7 +292,7 @@ def test_a_layer_whose_weight_has_no_kind_is_refused_by_name(layer):
     layout = layout_of(net)
     layout = layout._replace(kinds={"0.weight": layout.kinds["0.weight"]})
     with pytest.raises(MethodError, match=rf"cannot narrow '1': its weight.*{type(layer).__name__}"):
-        narrowed(net, layout, layout, 0.5)
+        narrowed_model(net, layout, layout, 0.5)
 
 
 def test_only_layers_that_train_count_as_hidden():
@@ -299,15 +301,15 @@ def test_only_layers_that_train_count_as_hidden():
     with pytest.raises(
         MethodError, match=r"no hidden layer.* 1 conv.*that train.*frozen.*let more of its layers train"
     ):
-        slices(layout_of(net), (0.5,))
+        width_slices_fit(layout_of(net), (0.5,))
 
 
 def test_frozen_and_tied_tensors_are_refused_by_name():
     full = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
     full[1].weight.requires_grad_(False)
     with pytest.raises(MethodError, match=r"cannot narrow '1'.*'1.weight' is frozen"):
-        slices(layout_of(full), (0.5,)).module(full, 0)
+        width_slices_fit(layout_of(full), (0.5,)).module(full, 0)
     full[1].weight.requires_grad_(True)
     full[2].weight = full[1].weight
     with pytest.raises(MethodError, match=r"cannot narrow '2'.*second name"):
-        slices(layout_of(full), (0.5,)).module(full, 0)
+        width_slices_fit(layout_of(full), (0.5,)).module(full, 0)

@@ -14,11 +14,11 @@ from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Trained
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing
-from sparing.core.tree import Layout, expand
-from sparing.core.wire import sizes
-from sparing.parts import sparse
+from sparing.core.tree import Layout, expand_rows
+from sparing.parts.code import sparsifiers
 from sparing.recipes.randk import randk
 from sparing.recipes.topk import topk
+from sparing.wire import parcel_sizes
 from support import make_ctx, random_tree, small_layout, view_of
 
 
@@ -26,7 +26,7 @@ def one(values, **options):
     """The update after top-k, for a model of one tensor."""
     x = torch.tensor([values], dtype=torch.float32)
     layout = Layout({"w": tuple(x.shape[1:])}, {"w": torch.float32})
-    codec = sparse.topk(layout, **options)
+    codec = sparsifiers.topk_codec(layout, **options)
     out, _ = codec.encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0])))
     return out.leaves["w"]
 
@@ -86,7 +86,7 @@ def test_k_is_exact_where_floating_point_would_round_up():
 def test_over_the_whole_model_layers_compete():
     layout = Layout({"a": (4,), "b": (4,)}, {"a": torch.float32, "b": torch.float32})
     parcel = Parcel({"a": Leaf(torch.ones(1, 4) * 5), "b": Leaf(torch.ones(1, 4))}, {})
-    out, _ = sparse.topk(layout, 0.5, over="model").encode(parcel, {}, view_of(make_ctx([0])))
+    out, _ = sparsifiers.topk_codec(layout, 0.5, over="model").encode(parcel, {}, view_of(make_ctx([0])))
     assert out.leaves["a"].value.tolist() == [[5.0] * 4]
     assert out.leaves["b"].value.tolist() == [[0.0] * 4]
 
@@ -94,7 +94,7 @@ def test_over_the_whole_model_layers_compete():
 def test_buffers_pass_whole():
     layout = Layout({"w": (4,), "m": (4,)}, {"w": torch.float32, "m": torch.float32}, frozenset({"m"}))
     parcel = Parcel({name: Leaf(torch.ones(1, 4)) for name in "wm"}, {})
-    for codec in (sparse.topk(layout, 0.25), sparse.randk(layout, 0.25)):
+    for codec in (sparsifiers.topk_codec(layout, 0.25), sparsifiers.randk_codec(layout, 0.25)):
         out, _ = codec.encode(parcel, {}, view_of(make_ctx([0])))
         assert out.leaves["m"] == parcel.leaves["m"]
         assert int((out.leaves["w"].value != 0).sum()) == 1
@@ -107,7 +107,7 @@ def test_randk_sends_exactly_k_within_scope_and_pays_no_index(d, ratio, seed):
     scope = torch.rand(2, d, generator=g) < 0.5
     layout = Layout({"w": (d,)}, {"w": torch.float32})
     value = torch.ones(2, d) * scope
-    out, _ = sparse.randk(layout, ratio).encode(
+    out, _ = sparsifiers.randk_codec(layout, ratio).encode(
         Parcel({"w": Leaf(value, scope=scope)}, {}), {}, view_of(make_ctx([0, 3]))
     )
     leaf = out.leaves["w"]
@@ -124,7 +124,7 @@ def test_randk_is_unbiased_when_asked():
     """Monte Carlo: the mean over many rounds of the scaled update is the update."""
     layout = Layout({"w": (20,)}, {"w": torch.float32})
     x, rounds = torch.arange(1.0, 21.0)[None], 4000
-    codec = sparse.randk(layout, 0.25, unbiased=True)
+    codec = sparsifiers.randk_codec(layout, 0.25, unbiased=True)
     total = torch.zeros(20)
     for t in range(rounds):
         total += codec.encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0], t=t)))[0].leaves["w"].value[0]
@@ -164,7 +164,7 @@ def test_a_client_whose_update_is_not_a_number_is_refused_by_name(recipe, memory
         return Trained(after, lesson.memory, {"loss": torch.zeros(2)})
 
     down = outgoing(method, server, ctx)
-    up, _ = client(method, expand(first_client(method, model), 2), down, broken, ctx)
+    up, _ = client(method, expand_rows(first_client(method, model), 2), down, broken, ctx)
     with pytest.raises(TrainingError, match=r"client 6 sent an update of size nan for '3\.weight'"):
         incoming(method, server, begin(method, server, ctx), down, up, ctx)
 
@@ -190,8 +190,8 @@ def test_a_tenth_of_the_values_is_nearly_a_ninth_of_the_bytes():
     d = 200_000
     layout = Layout({"w": (d,)}, {"w": torch.float32})
     x = torch.randn(1, d, generator=torch.Generator().manual_seed(0))
-    out, _ = sparse.topk(layout, 0.1).encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0])))
-    spent = {kind: int(size[0]) for kind, size in sizes(out).items()}
+    out, _ = sparsifiers.topk_codec(layout, 0.1).encode(Parcel({"w": Leaf(x)}, {}), {}, view_of(make_ctx([0])))
+    spent = {kind: int(size[0]) for kind, size in parcel_sizes(out).items()}
     assert 4 * d / spent["value"] == 10
     entropy = -(0.1 * math.log2(0.1) + 0.9 * math.log2(0.9))
     bound = 32 / (3.2 + entropy)

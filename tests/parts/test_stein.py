@@ -13,7 +13,7 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Arrival, Blended
 from sparing.core.round import begin, first_server, settle
 from sparing.core.tree import Layout, under
-from sparing.parts.stein import Settings, stein
+from sparing.parts.blend.stein import SteinSettings, stein_step
 from sparing.recipes.stein import stein as named
 from support import make_ctx, numbers
 
@@ -27,7 +27,7 @@ def shrink(deltas, settings, m=None, t=9, n=None, clients=50, covered=None, step
     deltas = torch.as_tensor(np.asarray(deltas), dtype=torch.float32)
     k = len(deltas)
     ctx = make_ctx(list(range(k)), n=n or [10] * k, t=t, clients=clients)
-    step = step or stein(LAYOUT, settings)
+    step = step or stein_step(LAYOUT, settings)
     if state is None:
         state = step.init({"w": torch.zeros(1, P), "buffer": torch.zeros(1, 3)}, clients)
         if m is not None:
@@ -68,7 +68,7 @@ def test_beta_changes_results():
 
 def test_c_lies_in_its_range_and_follows_the_noise():
     m = np.zeros(P)
-    found = [shrink(noisy(scale), Settings(), m)[1] for scale in (0.1, 0.5, 1.0, 2.0, 8.0)]
+    found = [shrink(noisy(scale), SteinSettings(), m)[1] for scale in (0.1, 0.5, 1.0, 2.0, 8.0)]
     assert all(0.2 <= c <= 1 for c in found)
     assert found == sorted(found, reverse=True)
     assert found[0] > 0.95 > found[2] > found[-1] == 0.2
@@ -88,7 +88,7 @@ def test_where_c_is_one_x_itself_comes_back(case):
     if case == "exact":
         deltas = np.round(noisy(k=4) * 8) / 8  # sums of eighths are exact, so |X - m| is truly zero
         m = deltas.mean(0)
-    g, c, _ = shrink(deltas, Settings(), m, covered=covered)
+    g, c, _ = shrink(deltas, SteinSettings(), m, covered=covered)
     x = np.float32(deltas).astype(np.float64).mean(0) * (1 if covered is None else covered[0].numpy())
     assert c == pytest.approx(1, abs=1e-9)
     np.testing.assert_allclose(g, x, atol=1e-12)
@@ -96,8 +96,8 @@ def test_where_c_is_one_x_itself_comes_back(case):
 
 def test_a_common_shift_of_updates_and_target_shifts_the_result():
     m, deltas = np.full(P, 0.25), np.float32(noisy())
-    plain, c, _ = shrink(deltas, Settings(), m)
-    moved, same, _ = shrink(deltas + 2.0, Settings(), m + 2.0)
+    plain, c, _ = shrink(deltas, SteinSettings(), m)
+    moved, same, _ = shrink(deltas + 2.0, SteinSettings(), m + 2.0)
     assert c == pytest.approx(same, abs=1e-4)
     np.testing.assert_allclose(moved, plain + 2.0, atol=1e-4)
 
@@ -108,7 +108,7 @@ def test_clients_are_compared_with_their_unweighted_mean_where_that_is_the_targe
     deltas[0] += 1.0
     wanted, g = reference.shrink(deltas, n, deltas.mean(0, dtype=np.float64), 8)
     assert 0.3 < wanted < 0.9, "so that no bound hides an error"
-    found, c, _ = shrink(deltas, Settings(warmup=0, target="uniform"), n=n, clients=8)
+    found, c, _ = shrink(deltas, SteinSettings(warmup=0, target="uniform"), n=n, clients=8)
     assert c == pytest.approx(wanted, abs=1e-6)
     np.testing.assert_allclose(found, g, atol=1e-6)
 
@@ -120,18 +120,18 @@ def test_risk_is_no_higher_than_fedavgs():
     for _ in range(300):
         truth = 0.3 * rng.normal(size=P)
         deltas = truth + rng.normal(size=(5, P))
-        g, _, _ = shrink(deltas, Settings(), np.zeros(P), clients=5000)
+        g, _, _ = shrink(deltas, SteinSettings(), np.zeros(P), clients=5000)
         lost["mean"] += ((deltas.mean(0) - truth) ** 2).sum()
         lost["shrunk"] += ((g - truth) ** 2).sum()
     assert lost["shrunk"] < 0.8 * lost["mean"]
 
 
 def test_the_target_never_contains_this_round():
-    step = stein(LAYOUT, Settings(warmup=0))
-    _, c, state = shrink(noisy(seed=1), Settings(), t=1, step=step)
+    step = stein_step(LAYOUT, SteinSettings(warmup=0))
+    _, c, state = shrink(noisy(seed=1), SteinSettings(), t=1, step=step)
     assert c == 1
     second = noisy(seed=2)
-    g, c, after = shrink(second, Settings(), t=2, step=step, state=state)
+    g, c, after = shrink(second, SteinSettings(), t=2, step=step, state=state)
     m = np.float32(noisy(seed=1)).astype(np.float64).mean(0)
     x = np.float32(second).astype(np.float64).mean(0)
     np.testing.assert_allclose(g, m + c * (x - m), atol=1e-9)
@@ -140,38 +140,38 @@ def test_the_target_never_contains_this_round():
 
 
 def test_coefficient_role_smooths_c_and_is_fedavg_at_one():
-    step = stein(LAYOUT, Settings(warmup=0, beta=0.5, beta_role="coefficient"))
-    _, c1, state = shrink(noisy(seed=1), Settings(), t=1, step=step)
-    _, c2, state = shrink(noisy(4.0, seed=2), Settings(), t=2, step=step, state=state)
+    step = stein_step(LAYOUT, SteinSettings(warmup=0, beta=0.5, beta_role="coefficient"))
+    _, c1, state = shrink(noisy(seed=1), SteinSettings(), t=1, step=step)
+    _, c2, state = shrink(noisy(4.0, seed=2), SteinSettings(), t=2, step=step, state=state)
     assert c1 == 1
     assert 0.5 * 1 + 0.5 * 0.2 <= c2 < 1
-    g, c, _ = shrink(noisy(4.0), Settings(beta=1.0, beta_role="coefficient", warmup=0), np.zeros(P))
+    g, c, _ = shrink(noisy(4.0), SteinSettings(beta=1.0, beta_role="coefficient", warmup=0), np.zeros(P))
     assert c == 1
     np.testing.assert_allclose(g, np.float32(noisy(4.0)).astype(np.float64).mean(0), rtol=1e-12)
 
 
 def test_smoothing_is_a_recursion_over_rounds():
-    step, state, wanted = stein(LAYOUT, Settings(warmup=0, beta=0.5, beta_role="coefficient")), None, 1.0
-    plain, other = stein(LAYOUT, Settings(warmup=0)), None
+    step, state, wanted = stein_step(LAYOUT, SteinSettings(warmup=0, beta=0.5, beta_role="coefficient")), None, 1.0
+    plain, other = stein_step(LAYOUT, SteinSettings(warmup=0)), None
     for t in range(1, 6):
         deltas = noisy(2.0, seed=t)
-        _, c, other = shrink(deltas, Settings(), t=t, step=plain, state=other)
-        _, smooth, state = shrink(deltas, Settings(), t=t, step=step, state=state)
+        _, c, other = shrink(deltas, SteinSettings(), t=t, step=plain, state=other)
+        _, smooth, state = shrink(deltas, SteinSettings(), t=t, step=step, state=state)
         wanted = 0.5 * wanted + 0.5 * c if t > 1 else 1.0
         assert smooth == pytest.approx(wanted, abs=1e-12)
-    x, c, _ = shrink(noisy(2.0)[:1], Settings(), t=9, step=step, state=state)
+    x, c, _ = shrink(noisy(2.0)[:1], SteinSettings(), t=9, step=step, state=state)
     assert c == 1, "one client: X itself, whatever was smoothed before"
     np.testing.assert_allclose(x, np.float32(noisy(2.0)[0]), atol=1e-12)
 
 
 def test_under_a_common_mask_only_what_is_shared_counts_and_the_target_of_an_entry_is_its_own():
-    rng, step, state = np.random.default_rng(5), stein(LAYOUT, Settings(warmup=0, beta=0.8)), None
+    rng, step, state = np.random.default_rng(5), stein_step(LAYOUT, SteinSettings(warmup=0, beta=0.8)), None
     sums, mass = np.zeros(P), np.zeros(P)
     for t in range(1, 8):
         mask = rng.random(P) < 0.5
         deltas = np.float32(rng.normal(size=P) * 0.3 + rng.normal(size=(5, P))) * mask
         covered = torch.tensor(mask)[None]
-        g, c, state = shrink(deltas, Settings(), t=t, step=step, state=state, covered=covered)
+        g, c, state = shrink(deltas, SteinSettings(), t=t, step=step, state=state, covered=covered)
         known, x = mask & (mass > 0), deltas.astype(np.float64).mean(0)
         m = np.divide(sums, mass, out=np.zeros(P), where=mass > 0)
         wanted, part = (1.0, x[known]) if t == 1 else reference.shrink(deltas[:, known], np.ones(5), m[known], 50)
@@ -213,7 +213,7 @@ def test_clients_held_out_are_not_part_of_the_population():
 
 def test_learned_beta_finds_the_slow_target_of_a_steady_drift():
     rng, drift = np.random.default_rng(0), np.random.default_rng(1).normal(size=P)
-    step = stein(LAYOUT, Settings(warmup=0, learn_beta=True, beta=0.5))
+    step = stein_step(LAYOUT, SteinSettings(warmup=0, learn_beta=True, beta=0.5))
     state, said = None, []
     for t in range(1, 30):
         deltas = torch.as_tensor(drift + rng.normal(size=(4, P)), dtype=torch.float32)
@@ -270,7 +270,7 @@ def test_both_engines_agree(method):
 )
 def test_settings_that_cannot_be_meant(options, words):
     with pytest.raises(ConfigError, match=words):
-        stein(LAYOUT, Settings(**options))
+        stein_step(LAYOUT, SteinSettings(**options))
 
 
 def test_not_over_a_blend_that_collects():
@@ -284,12 +284,13 @@ def test_not_over_a_blend_that_collects():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(
-    "settings", [Settings(warmup=0), Settings(warmup=0, target="uniform"), Settings(warmup=0, learn_beta=True)]
+    "settings",
+    [SteinSettings(warmup=0), SteinSettings(warmup=0, target="uniform"), SteinSettings(warmup=0, learn_beta=True)],
 )
 def test_a_gpu_gives_the_same_bits(settings):
     found = []
     for device in ("cpu", "cuda"):
-        step, said = stein(LAYOUT, settings), []
+        step, said = stein_step(LAYOUT, settings), []
         state = step.init({"w": torch.zeros(1, P, device=device), "buffer": torch.zeros(1, 3, device=device)}, 50)
         for t in range(1, 4):
             deltas = torch.as_tensor(noisy(seed=t), dtype=torch.float32)

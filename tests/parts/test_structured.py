@@ -14,11 +14,11 @@ from reference import fedscr as reference
 from sparing.core.codec import chain, feedback
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import View
-from sparing.core.parcel import Cut, Leaf, Parcel, Schema, row, sent, spec_of
-from sparing.core.tree import expand, layout_of, take
-from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
-from sparing.parts import quant, sparse
-from sparing.parts.structured import pruned_share, structured
+from sparing.core.parcel import Cut, Leaf, Parcel, Schema, parcel_row, sent_mask, spec_of_cut
+from sparing.core.tree import expand_rows, layout_of, take_rows
+from sparing.parts.code import quantisers, sparsifiers
+from sparing.parts.code.fedscr import pruned_share, structured_codec
+from sparing.wire import from_bytes, nbytes, parcel_sizes, to_bytes
 from support import make_ctx, random_tree, small_layout, update_parcel, view_of
 
 INF = math.inf
@@ -42,7 +42,7 @@ def thin(u, threshold, mode="absolute", scope=None):
     conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[u.dim() - 3](u.shape[1], u.shape[0], tuple(u.shape[2:]), bias=False)
     layout = layout_of(conv)
     leaf = Leaf(u[None] if scope is None else u[None] * scope, scope=scope)
-    out, _ = structured(layout, threshold, mode).encode(Parcel({"weight": leaf}, {}), {}, view_of(make_ctx([0])))
+    out, _ = structured_codec(layout, threshold, mode).encode(Parcel({"weight": leaf}, {}), {}, view_of(make_ctx([0])))
     return out.leaves["weight"]
 
 
@@ -77,7 +77,7 @@ def test_every_kind_of_convolution(name):
     parcel = update_parcel(layout, 2, seed=1)
     u = parcel.leaves["weight"].value
     bar = float(u.abs().flatten(2).sum(2).median())
-    codec, ctx = structured(layout, bar), make_ctx([1, 2])
+    codec, ctx = structured_codec(layout, bar), make_ctx([1, 2])
     out, _ = codec.encode(parcel, {}, view_of(ctx))
     assert torch.equal(out.leaves["bias"].value, parcel.leaves["bias"].value), "the rest goes whole"
     f, c = u.shape[1:3]
@@ -87,12 +87,14 @@ def test_every_kind_of_convolution(name):
             out.leaves["weight"].value[k].numpy(), u[k].numpy() * reference.shaped(mask, u[k].numpy())
         )
         plain = Schema(
-            {n: spec_of(layout.shapes[n], layout.dtypes[n], Cut()) for n in layout.shapes}, {"n": 1, "loss": 1}
+            {n: spec_of_cut(layout.shapes[n], layout.dtypes[n], Cut()) for n in layout.shapes}, {"n": 1, "loss": 1}
         )
         back = from_bytes(to_bytes(out, k), codec.schema(plain, ctx.at(slice(k, k + 1))))
         assert torch.equal(back.leaves["weight"].value[0], out.leaves["weight"].value[k])
-    assert int(sizes(out)["index"].max()) <= math.ceil(f / 8) + math.ceil(c / 8), "at most F + C bits, in whole bytes"
-    tags = sizes(out)["header"] - sizes(parcel)["header"]
+    assert int(parcel_sizes(out)["index"].max()) <= math.ceil(f / 8) + math.ceil(c / 8), (
+        "at most F + C bits, in whole bytes"
+    )
+    tags = parcel_sizes(out)["header"] - parcel_sizes(parcel)["header"]
     assert int(tags.max()) <= 2, "and a byte for each mask to say how it is written"
 
 
@@ -102,7 +104,7 @@ def test_the_wire_pays_f_plus_c_bits_and_the_kept_block():
     u[:, ::4] /= 1000
     leaf = thin(u, 50.0)
     assert grid(leaf).sum() == 32 * 24
-    spent = sizes(Parcel({"w": leaf}, {}))
+    spent = parcel_sizes(Parcel({"w": leaf}, {}))
     assert int(spent["value"]) == 4 * 9 * 32 * 24
     assert int(spent["index"]) == 64 // 8 + 32 // 8
 
@@ -113,7 +115,7 @@ def test_a_layer_that_sends_no_block_pays_no_index():
     u[1] = 0.25
     leaf = thin(u, 5.0)
     assert not any(mask.any() for mask in leaf.keep)
-    assert int(sizes(Parcel({"w": leaf}, {}))["index"]) == 0
+    assert int(parcel_sizes(Parcel({"w": leaf}, {}))["index"]) == 0
 
 
 def test_the_boundary_is_strict():
@@ -149,7 +151,7 @@ def test_zero_drops_only_what_is_all_zero_and_infinity_sends_nothing(u):
     for mode in ("absolute", "relative"):
         leaf = thin(u, INF, mode)
         assert not leaf.value.any()
-        assert int(sizes(Parcel({"w": leaf}, {}))["value"]) == 0
+        assert int(parcel_sizes(Parcel({"w": leaf}, {}))["value"]) == 0
 
 
 def test_relative_does_not_mind_the_scale_and_a_silent_layer_sends_nothing():
@@ -170,8 +172,8 @@ def test_the_budget_is_kept_within_a_scope(u, step, seed):
     leaf, size = thin(u, step / 20, "budget", scope), scope[0].sum(-1).numpy()
     want = reference.within(np.abs(u).sum((1, 2)), np.abs(u).sum((0, 2)), size, step / 20)
     np.testing.assert_array_equal(leaf.value[0].numpy(), u * want[..., None])
-    assert not (sent(leaf) & ~scope).any()
-    assert bool(sent(leaf).any()) == bool(u.any()), "a layer that moved is heard of"
+    assert not (sent_mask(leaf) & ~scope).any()
+    assert bool(sent_mask(leaf).any()) == bool(u.any()), "a layer that moved is heard of"
 
 
 def test_a_full_budget_sends_all_and_a_whole_share_is_met_exactly():
@@ -192,25 +194,25 @@ def test_what_is_not_a_number_is_sent_so_that_the_server_can_refuse_it(mode):
 
 def test_dense_layers_are_thinned_only_when_asked():
     parcel, view = update_parcel(LAYOUT, 2), view_of(make_ctx([1, 2]))
-    out, _ = structured(LAYOUT, INF).encode(parcel, {}, view)
+    out, _ = structured_codec(LAYOUT, INF).encode(parcel, {}, view)
     assert {name for name, leaf in out.leaves.items() if leaf.keep} == {"0.weight"}
-    out, _ = structured(LAYOUT, 2.5, dense=True).encode(parcel, {}, view)
+    out, _ = structured_codec(LAYOUT, 2.5, dense=True).encode(parcel, {}, view)
     assert {name for name, leaf in out.leaves.items() if leaf.keep} == {"0.weight", "3.weight"}
     for k in range(2):
         mask = reference.blocks(parcel.leaves["3.weight"].value[k].double().numpy(), 2.5)
         assert 0 < mask.sum() < mask.size
-        np.testing.assert_array_equal((sent(out.leaves["3.weight"])[k]).numpy(), mask)
+        np.testing.assert_array_equal((sent_mask(out.leaves["3.weight"])[k]).numpy(), mask)
 
 
 CODECS = {
-    "absolute": lambda: structured(LAYOUT, 14.0),
-    "relative": lambda: structured(LAYOUT, 0.8, "relative", dense=True),
-    "budget": lambda: structured(LAYOUT, 0.4, "budget", dense=True),
-    "fedscr+int8": lambda: chain(structured(LAYOUT, 14.0), quant.uniform(LAYOUT, 8)),
-    "fedscr+topk": lambda: chain(structured(LAYOUT, 14.0), sparse.topk(LAYOUT, 0.5)),
-    "topk+fedscr": lambda: chain(sparse.topk(LAYOUT, 0.5), structured(LAYOUT, 9.0)),
-    "fedscr+randk": lambda: chain(structured(LAYOUT, 14.0), sparse.randk(LAYOUT, 0.5)),
-    "randk+fedscr": lambda: chain(sparse.randk(LAYOUT, 0.5), structured(LAYOUT, 9.0)),
+    "absolute": lambda: structured_codec(LAYOUT, 14.0),
+    "relative": lambda: structured_codec(LAYOUT, 0.8, "relative", dense=True),
+    "budget": lambda: structured_codec(LAYOUT, 0.4, "budget", dense=True),
+    "fedscr+int8": lambda: chain(structured_codec(LAYOUT, 14.0), quantisers.uniform_codec(LAYOUT, 8)),
+    "fedscr+topk": lambda: chain(structured_codec(LAYOUT, 14.0), sparsifiers.topk_codec(LAYOUT, 0.5)),
+    "topk+fedscr": lambda: chain(sparsifiers.topk_codec(LAYOUT, 0.5), structured_codec(LAYOUT, 9.0)),
+    "fedscr+randk": lambda: chain(structured_codec(LAYOUT, 14.0), sparsifiers.randk_codec(LAYOUT, 0.5)),
+    "randk+fedscr": lambda: chain(sparsifiers.randk_codec(LAYOUT, 0.5), structured_codec(LAYOUT, 9.0)),
 }
 
 
@@ -234,15 +236,15 @@ def test_rows_are_as_alone_and_the_receiver_knows_what_to_expect(name, kind):
     assert any(leaf.keep for leaf in out.leaves.values())
     for k in range(3):
         one, pick = ctx.at(slice(k, k + 1)), {n: x if len(x) == 1 else x[k : k + 1] for n, x in scope.items()}
-        alone, _ = codec.encode(row(parcel, k), {}, view_of(one))
+        alone, _ = codec.encode(parcel_row(parcel, k), {}, view_of(one))
         assert to_bytes(alone, 0) == to_bytes(out, k)
         assert len(to_bytes(out, k)) == int(nbytes(out)[k])
-        specs = {n: spec_of(LAYOUT.shapes[n], LAYOUT.dtypes[n], Cut(pick.get(n))) for n in LAYOUT.shapes}
+        specs = {n: spec_of_cut(LAYOUT.shapes[n], LAYOUT.dtypes[n], Cut(pick.get(n))) for n in LAYOUT.shapes}
         back = from_bytes(to_bytes(out, k), codec.schema(Schema(specs, {"n": 1, "loss": 1}), one))
-        got, want = codec.decode(back, one), codec.decode(row(out, k), one)
+        got, want = codec.decode(back, one), codec.decode(parcel_row(out, k), one)
         for n, leaf in want.leaves.items():
             assert torch.equal(leaf.value, got.leaves[n].value), n
-        seen, meant = (METER.watch(parcel, one)["pruned"] for parcel in (back, row(out, k)))
+        seen, meant = (METER.watch(parcel, one)["pruned"] for parcel in (back, parcel_row(out, k)))
         np.testing.assert_array_equal(seen, meant)
 
 
@@ -250,7 +252,7 @@ def test_rows_are_as_alone_and_the_receiver_knows_what_to_expect(name, kind):
 @masks
 def test_what_is_sent_and_what_is_remembered_is_what_was_wanted(name, kind):
     codec, exact = feedback(CODECS[name]()), "int8" not in name
-    state, held = expand(codec.init(LAYOUT), 2), 0
+    state, held = expand_rows(codec.init(LAYOUT), 2), 0
     for t in range(1, 4):
         ctx, parcel = make_ctx([4, 6], t=t), update_parcel(LAYOUT, 2, seed=t, scope=scoped(2, t, kind))
         inputs = {n: (parcel.leaves[n].value.clone(), state[f"residual/{n}"].clone()) for n in LAYOUT.params}
@@ -273,13 +275,13 @@ def test_what_is_sent_and_what_is_remembered_is_what_was_wanted(name, kind):
 
 
 def test_the_residual_is_a_row_of_its_own():
-    codec = feedback(structured(LAYOUT, 14.0))
+    codec = feedback(structured_codec(LAYOUT, 14.0))
     parcel, ctx = update_parcel(LAYOUT, 3), make_ctx([2, 5, 9])
-    state = expand(codec.init(LAYOUT), 3)
+    state = expand_rows(codec.init(LAYOUT), 3)
     _, after = codec.encode(parcel, state, view_of(ctx))
     for k in range(3):
         one = slice(k, k + 1)
-        _, alone = codec.encode(row(parcel, k), take(state, one), view_of(ctx.at(one)))
+        _, alone = codec.encode(parcel_row(parcel, k), take_rows(state, one), view_of(ctx.at(one)))
         assert all(torch.equal(x[one], alone[n]) for n, x in after.items())
 
 
@@ -289,7 +291,7 @@ def test_what_was_not_sent_is_counted_exactly():
     u = torch.tensor([[3.0, 0.0, 4.0, 0.1], [0.1, 0.1, 0.1, 0.1]]).reshape(1, 2, 4, 1, 1)
     scope = torch.ones(1, 2, 4, 1, 1, dtype=torch.bool)
     scope[0, 1, 3] = False
-    codec, ctx = structured(layout_of(conv), 0.05), make_ctx([0])
+    codec, ctx = structured_codec(layout_of(conv), 0.05), make_ctx([0])
 
     def share(parcel):
         meter = pruned_share(layout_of(conv), dense=False)
@@ -297,7 +299,7 @@ def test_what_was_not_sent_is_counted_exactly():
 
     assert share(Parcel({"weight": Leaf(u)}, {})) == [0.0, 0.0]
     assert share(Parcel({"weight": Leaf(u * scope, scope=scope)}, {})) == [0.0, 0.0]
-    codec = structured(layout_of(conv), 0.45)
+    codec = structured_codec(layout_of(conv), 0.45)
     assert share(Parcel({"weight": Leaf(u)}, {})) == [0.75, 0.75]
     assert share(Parcel({"weight": Leaf(u * scope, scope=scope)}, {})) == [5 / 7, 5 / 7]
     assert all(math.isnan(x) for x in share(Parcel({"weight": Leaf(u * 0, scope=scope & False)}, {})))
@@ -308,7 +310,7 @@ def test_the_two_numbers_a_client_reports():
     start, after = random_tree(LAYOUT, 1, seed=1), random_tree(LAYOUT, 2, seed=2)
     parcel = Parcel({n: Leaf(after[n] - start[n]) for n in LAYOUT.shapes}, {})
     told = {"threshold": torch.tensor([15.0, 20.0])}
-    codec = structured(LAYOUT, 99.0, adaptive=True, dense=True)
+    codec = structured_codec(LAYOUT, 99.0, adaptive=True, dense=True)
     out, _ = codec.encode(parcel, {}, View(make_ctx([3, 4]), start, after, told))
     for k in range(2):
         moved, sent_sum, size = 0.0, 0.0, 0.0
@@ -326,7 +328,9 @@ def test_the_two_numbers_a_client_reports():
 def test_a_model_of_zeros_reports_zeros():
     still = {n: torch.zeros_like(x) for n, x in random_tree(LAYOUT, 1).items()}
     view = View(make_ctx([3]), still, still, {"threshold": torch.ones(1)})
-    out, _ = structured(LAYOUT, 1.0, adaptive=True).encode(Parcel({n: Leaf(x) for n, x in still.items()}, {}), {}, view)
+    out, _ = structured_codec(LAYOUT, 1.0, adaptive=True).encode(
+        Parcel({n: Leaf(x) for n, x in still.items()}, {}), {}, view
+    )
     assert (out.notes["divergence"].item(), out.notes["significance"].item()) == (0.0, 0.0)
 
 
@@ -347,7 +351,7 @@ def test_a_model_of_zeros_reports_zeros():
 )
 def test_bad_options_are_refused(options, words):
     with pytest.raises(ConfigError, match=words):
-        structured(LAYOUT, **options)
+        structured_codec(LAYOUT, **options)
 
 
 def test_a_model_with_nothing_to_thin_is_refused():
@@ -355,18 +359,18 @@ def test_a_model_with_nothing_to_thin_is_refused():
     with pytest.raises(
         MethodError, match=r"would thin out nothing: the model has no convolution layer; set dense: true"
     ):
-        structured(dense, 0.3)
-    structured(dense, 0.3, dense=True)
+        structured_codec(dense, 0.3)
+    structured_codec(dense, 0.3, dense=True)
     with pytest.raises(MethodError, match=r"no convolution or dense layer; drop fedscr"):
-        structured(bare, 0.3, dense=True)
+        structured_codec(bare, 0.3, dense=True)
 
 
 @pytest.mark.parametrize("name", ["plain", "fedscr+int8"])
 def test_where_every_parcel_arrives_nothing_is_remembered_of_what_is_never_changed(name):
-    inner = structured(LAYOUT, 2.0)
-    inner = inner if name == "plain" else chain(inner, quant.uniform(LAYOUT, 8))
+    inner = structured_codec(LAYOUT, 2.0)
+    inner = inner if name == "plain" else chain(inner, quantisers.uniform_codec(LAYOUT, 8))
     ways = [feedback(inner, arrives=arrives) for arrives in (False, True)]
-    states = [expand(codec.init(LAYOUT), 2) for codec in ways]
+    states = [expand_rows(codec.init(LAYOUT), 2) for codec in ways]
     assert states[1].keys() == ({"residual/0.weight"} if name == "plain" else states[0].keys())
     for t in range(1, 5):
         ctx, parcel = make_ctx([4, 6], t=t), update_parcel(LAYOUT, 2, seed=t)

@@ -9,19 +9,19 @@ from sparing.core.errors import MethodError
 from sparing.core.method import View
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.tree import Layout
-from sparing.core.wire import from_bytes, nbytes, to_bytes
-from sparing.parts import quant, sparse
-from sparing.parts.tight import tight
+from sparing.parts.code import quantisers, sparsifiers
+from sparing.parts.code.tight import tight_codec
+from sparing.wire import from_bytes, nbytes, to_bytes
 from support import make_ctx
 
 LAYOUT = Layout({"w": (60, 80), "b": (60,)}, {"w": torch.float32, "b": torch.float32}, frozenset())
 STAGES = {
-    "topk": [sparse.topk(LAYOUT, 0.05)],
-    "int8": [quant.uniform(LAYOUT, 8)],
-    "topk+int8": [sparse.topk(LAYOUT, 0.05), quant.uniform(LAYOUT, 8)],
-    "topk+sign": [sparse.topk(LAYOUT, 0.05), quant.sign(LAYOUT)],
-    "ternary": [quant.ternary(LAYOUT)],
-    "fp16": [quant.half(LAYOUT, torch.float16)],
+    "topk": [sparsifiers.topk_codec(LAYOUT, 0.05)],
+    "int8": [quantisers.uniform_codec(LAYOUT, 8)],
+    "topk+int8": [sparsifiers.topk_codec(LAYOUT, 0.05), quantisers.uniform_codec(LAYOUT, 8)],
+    "topk+sign": [sparsifiers.topk_codec(LAYOUT, 0.05), quantisers.sign_codec(LAYOUT)],
+    "ternary": [quantisers.ternary_codec(LAYOUT)],
+    "fp16": [quantisers.half_codec(LAYOUT, torch.float16)],
 }
 
 
@@ -39,7 +39,7 @@ def plain() -> Schema:
 @pytest.mark.parametrize("stages", STAGES)
 def test_the_same_values_arrive_in_no_more_bytes(stages):
     ctx = make_ctx([1, 4, 7])
-    loose, narrow = chain(*STAGES[stages]), chain(*STAGES[stages], tight())
+    loose, narrow = chain(*STAGES[stages]), chain(*STAGES[stages], tight_codec())
     view = View(ctx, {}, {}, {})
     sent, shorter = loose.encode(updates(), {}, view)[0], narrow.encode(updates(), {}, view)[0]
     for k in range(3):
@@ -55,7 +55,8 @@ def test_the_same_values_arrive_in_no_more_bytes(stages):
 def test_positions_that_cluster_cost_less():
     ctx = make_ctx([1, 4, 7])
     sent = [
-        chain(*c).encode(updates(), {}, View(ctx, {}, {}, {}))[0] for c in (STAGES["topk"], [*STAGES["topk"], tight()])
+        chain(*c).encode(updates(), {}, View(ctx, {}, {}, {}))[0]
+        for c in (STAGES["topk"], [*STAGES["topk"], tight_codec()])
     ]
     assert bool((nbytes(sent[1]) < nbytes(sent[0])).all())
 
@@ -63,7 +64,7 @@ def test_positions_that_cluster_cost_less():
 def test_memory_remembers_the_same():
     ctx = make_ctx([1, 4, 7])
     stages, view = STAGES["topk+int8"], View(ctx, {}, {}, {})
-    left = [feedback(chain(*codecs)) for codecs in (stages, [*stages, tight()])]
+    left = [feedback(chain(*codecs)) for codecs in (stages, [*stages, tight_codec()])]
     states = [
         codec.encode(updates(), {n: x.expand(3, *x.shape[1:]) for n, x in codec.init(LAYOUT).items()}, view)[1]
         for codec in left

@@ -3,7 +3,7 @@
 import torch
 
 from sparing.core.method import Lesson, Phase, Trained
-from sparing.parts.variates import corrected, renewed
+from sparing.parts.train.control_variates import correct_by_control_variates, renewed_variates
 from support import make_ctx
 
 
@@ -22,7 +22,7 @@ def done(lesson, ctx):
 
 def renew(ctx, *phases):
     lesson = Lesson(START, dict(MEMORY), phases)
-    return renewed(lesson, done(lesson, ctx), ctx)
+    return renewed_variates(lesson, done(lesson, ctx), ctx)
 
 
 def test_what_is_added_to_a_gradient():
@@ -32,7 +32,7 @@ def test_what_is_added_to_a_gradient():
         seen.append(lesson.pull)
         return done(lesson, ctx)
 
-    around = corrected().around(train, ())
+    around = correct_by_control_variates().around(train, ())
     after = around(Lesson(START, MEMORY, phases), make_ctx([4, 7])).after
     assert set(seen[0]) == {"w"}, "a tensor of the network that happens to be called control is not one"
     assert torch.equal(seen[0]["w"], START["w.control"] - MEMORY["control/w"])
@@ -60,7 +60,7 @@ def test_each_client_as_if_alone():
     for k in range(2):
         lesson = Lesson(START, {name: x[k : k + 1] for name, x in MEMORY.items()}, (phase,))
         trained = Trained({n: x[k : k + 1] for n, x in AFTER.items()}, lesson.memory, {})
-        alone = renewed(lesson, trained, ctx.at(slice(k, k + 1))).memory
+        alone = renewed_variates(lesson, trained, ctx.at(slice(k, k + 1))).memory
         assert torch.equal(alone["control/w"][0], together["control/w"][k])
 
 

@@ -7,9 +7,9 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import MethodError
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
-from sparing.run.explain import explain
+from sparing.runs.explanation import explain_method
 from support import make_ctx, view_of
 
 METHODS = [
@@ -96,13 +96,13 @@ def test_an_upload_takes_so_many_bits_a_parameter(method, bits):
     ],
 )
 def test_explain_knows_what_it_costs(method):
-    told = explain(method, "cnn", (1, 8, 8), 10)
+    told = explain_method(method, "cnn", (1, 8, 8), 10)
     assert told.sizes[0].up.bytes < told.sizes[0].down.bytes * 1.01
 
 
 def compressed(method, x):
     layout = Layout({"w": (x.shape[1],)}, {"w": torch.float32})
-    codec, ctx = compose(layout, find(method).make(ratio=0.1)).up[0], make_ctx([0])
+    codec, ctx = compose(layout, find_recipe(method).make(ratio=0.1)).up[0], make_ctx([0])
     out, _ = codec.encode(Parcel({"w": Leaf(x)}, {}), codec.init(layout), view_of(ctx))
     return codec.decode(out, ctx).leaves["w"].value.double()
 

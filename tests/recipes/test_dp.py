@@ -7,18 +7,18 @@ import pytest
 import torch
 
 import sparing
-from sparing.core.compose import compose, remade
+from sparing.core.compose import compose, remake_model
 from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local
 from sparing.core.parcel import Schema
-from sparing.core.registry import known
+from sparing.core.registry import known_recipes
 from sparing.core.tree import layout_of
-from sparing.parts.privacy import notes_of
+from sparing.parts.code.privacy import notes_of
 from sparing.recipes.dp import dp
-from sparing.run.config import method_list
-from sparing.run.explain import explain
-from sparing.run.methods import recipes
+from sparing.runs.explanation import explain_method
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
 from support import small_layout, small_net
 
 DEEP = torch.nn.Sequential(
@@ -157,7 +157,7 @@ def test_a_client_that_cheats_is_clipped_by_the_server():
 def test_what_would_break_the_guarantee_is_refused(method, said):
     layout = layout_of(DEEP)
     with pytest.raises(MethodError, match=said):
-        compose(layout, *recipes(method_list(method)))
+        compose(layout, *recipes_from_entries(method_list(method)))
 
 
 def test_one_dp_is_enough():
@@ -195,9 +195,9 @@ def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     needs = {"memory": ["topk", "memory"], "tight": ["topk", "tight"], "norm-bound": [{"norm-bound": {"bound": 1.0}}]}
     needs |= {"split-mix": [{"split-mix": {"ratio": 0.5}}]}
     needs |= {"obfuscate": [{"obfuscate": {"noise": 1.0, "rotate": True}}]}
-    for recipe_name in known():
-        made = recipes(needs.get(recipe_name, [recipe_name]))
-        method = compose(layout_of(remade(DEEP, made)), *made)
+    for recipe_name in known_recipes():
+        made = recipes_from_entries(needs.get(recipe_name, [recipe_name]))
+        method = compose(layout_of(remake_model(DEEP, made)), *made)
         adding |= {codec.name for codec in method.up if notes_of(codec)}
     assert adding <= {"fedscr"}
     one = torch.ones(1, dtype=torch.int64)
@@ -222,7 +222,7 @@ def test_noise_from_the_seed_can_be_drawn_again(name):
 
 
 def test_it_can_be_explained():
-    said = explain([{"dp": {"adaptive": True}}, "int8"], "cnn", (3, 32, 32), 10)
+    said = explain_method([{"dp": {"adaptive": True}}, "int8"], "cnn", (3, 32, 32), 10)
     assert said.stages == ["dp", "int8"]
     assert said.steps == ["dp"]
     assert said.weighing == "uniform"

@@ -6,16 +6,16 @@ import torch
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.core.factors import along, pace
 from sparing.core.method import Local, Phase
-from sparing.core.svd import begins_anew
 from sparing.core.tree import layout_of
+from sparing.models.small import cnn
+from sparing.parts.factors import along_factors, factor_pace
+from sparing.parts.size.fedhm.svd import begins_anew
 from sparing.recipes.fedhm import fedhm
-from sparing.run.check import trial
-from sparing.run.config import method_list, study_from
-from sparing.run.methods import recipes
-from sparing.run.start import start
-from sparing.task.models.small import cnn
+from sparing.runs.cost import run_cost_trial
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import start_run
+from sparing.runs.study import method_list, study_from
 from sparing.train.optim import frobenius, velocities
 from support import declared
 
@@ -159,7 +159,7 @@ def test_capacity_decides_what_travels(capacity):
 
 def test_check_foretells_the_bytes_of_clients_of_all_sizes(capacity):
     study = study_from({"task": TASK, "method": "fedhm", "fleet": {"capacity": capacity}, **QUICK, "sample": 1.0})
-    cost, result = trial(study), start(study)
+    cost, result = run_cost_trial(study), start_run(study)
     assert cost.down_bytes * 3 == result.down_bytes
     assert cost.up_bytes * 3 == result.up_bytes
 
@@ -245,7 +245,7 @@ def test_frobenius_decay_is_the_gradient():
             want = torch.autograd.grad(0.3 / 2 * whole.square().sum(), [a, b])
             zeros = [torch.zeros_like(a), torch.zeros_like(b)]
             got = frobenius(zeros, [a.detach(), b.detach()], [(0, 1)], 0.3)
-            slow = along(pace(a, b), a)
+            slow = along_factors(factor_pace(a, b), a)
             assert all(torch.allclose(x, y * z, atol=1e-12) for x, y, z in zip(got, want, slow, strict=True))
 
 
@@ -286,7 +286,7 @@ def test_decay_changes_the_factors_only():
 )
 def test_what_makes_no_sense_is_refused(spec, words):
     with pytest.raises((MethodError, ConfigError), match=words):
-        compose(LAYOUT, *recipes(method_list(spec)))
+        compose(LAYOUT, *recipes_from_entries(method_list(spec)))
 
 
 def test_kept_momentum_is_refused_over_factors():
@@ -295,7 +295,7 @@ def test_kept_momentum_is_refused_over_factors():
 
 
 def test_a_layer_kept_whole_may_be_remembered():
-    compose(LAYOUT, *recipes([{"personal": {"layers": ["dense"]}}, {"fedhm": {"keep": ["dense"]}}]))
+    compose(LAYOUT, *recipes_from_entries([{"personal": {"layers": ["dense"]}}, {"fedhm": {"keep": ["dense"]}}]))
 
 
 def test_a_forward_that_looks_into_its_layers_is_refused_before_the_first_round():

@@ -16,13 +16,13 @@ from sparing.core.errors import ConfigError, MethodError, WireError
 from sparing.core.method import Blended
 from sparing.core.round import begin, first_server, incoming, outgoing
 from sparing.core.tree import layout_of, tree_of
-from sparing.core.wire import nbytes
-from sparing.parts.unbiased import unbiased
+from sparing.parts.blend.unbiased import unbiased_step
 from sparing.recipes.fedscr import fedscr
 from sparing.recipes.memory import memory
 from sparing.recipes.personal import personal
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
+from sparing.wire import nbytes
 from support import changed, make_ctx, small_layout, small_net
 
 PAIR = nn.Conv2d(2, 2, 1, bias=False)  # two filters, two channels, one weight each
@@ -142,7 +142,7 @@ def test_unbiased_is_normalised_for_equal_clients_and_leaves_buffers_alone():
 
 def test_unbiased_counts_only_clients_that_train():
     """N is the number of those who can come: clients held out never do, and have no samples among everyone's."""
-    step, ids = unbiased(LAYOUT), [0, 1]
+    step, ids = unbiased_step(LAYOUT), [0, 1]
     ctx = changed(make_ctx(ids, n=[10, 30], clients=10), samples=100, held=4)
     name = LAYOUT.params[0]
     update = {name: torch.ones(1, *LAYOUT.shapes[name], dtype=torch.float64)}
@@ -163,7 +163,7 @@ def test_memory_in_the_list_changes_nothing():
 
 def test_what_quantising_rounds_away_is_remembered_too():
     layout = small_layout()
-    method = compose(layout, *recipes(method_list([{"fedscr": {"threshold": 1.0}}, "int8"])))
+    method = compose(layout, *recipes_from_entries(method_list([{"fedscr": {"threshold": 1.0}}, "int8"])))
     rng = np.random.default_rng(5)
     move = {
         n: rng.normal(size=s) if layout.dtypes[n].is_floating_point else np.zeros(s) for n, s in layout.shapes.items()
@@ -255,7 +255,7 @@ def test_thresholds_survive_a_resume(tmp_path):
 )
 def test_bad_input_is_refused(method, kind, words):
     with pytest.raises(kind, match=words):
-        compose(small_layout(), *recipes(method_list(method)))
+        compose(small_layout(), *recipes_from_entries(method_list(method)))
 
 
 def test_a_model_without_convolutions_asks_for_dense():

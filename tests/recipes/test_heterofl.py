@@ -10,15 +10,15 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local, Phase, Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
+from sparing.models import build_network
+from sparing.models.resnet import BasicBlock, resnet
+from sparing.models.small import cnn
 from sparing.recipes.heterofl import heterofl
-from sparing.run.check import trial
-from sparing.run.config import method_list, study_from
-from sparing.run.explain import explain
-from sparing.run.methods import recipes
-from sparing.run.start import start
-from sparing.task.models import network
-from sparing.task.models.resnet import Basic, resnet
-from sparing.task.models.small import cnn
+from sparing.runs.cost import run_cost_trial
+from sparing.runs.explanation import explain_method
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import start_run
+from sparing.runs.study import method_list, study_from
 from sparing.train.optim import velocities
 from support import declared, make_ctx
 
@@ -108,12 +108,12 @@ def test_capacity_decides_what_travels(capacity):
 
 def test_check_foretells_the_bytes_of_clients_of_all_sizes(capacity):
     study = study_from({"task": TASK, "method": "heterofl", "fleet": {"capacity": capacity}, **QUICK, "sample": 1.0})
-    cost, result = trial(study), start(study)
+    cost, result = run_cost_trial(study), start_run(study)
     assert (cost.down_bytes * 2, cost.up_bytes * 2) == (result.down_bytes, result.up_bytes)
 
 
 def test_explain_shows_every_width():
-    shown = explain("personal+heterofl", "cnn", (1, 8, 8), 10).sizes
+    shown = explain_method("personal+heterofl", "cnn", (1, 8, 8), 10).sizes
     assert [size.name for size in shown] == [f"width {r}" for r in ("1", "0.5", "0.25", "0.125", "0.0625")]
     assert [size.parameters for size in shown] == [13706, 3658, 1034, 322, 116]
     assert [size.down.parameters for size in shown] == [13056, 3328, 864, 232, 66]
@@ -139,7 +139,7 @@ def test_resuming_goes_on_in_every_bit(tmp_path, bank):
 
 
 def test_a_client_keeps_its_own_tensors_in_full_shape_and_changes_its_part_only():
-    method = compose(LAYOUT, *recipes(["personal", {"heterofl": {"ratios": [1, 0.5]}}]))
+    method = compose(LAYOUT, *recipes_from_entries(["personal", {"heterofl": {"ratios": [1, 0.5]}}]))
     server = first_server(method, tree_of(cnn(1, 10, 8)), 4)
     state = first_client(method, server.model) | {"own/head.weight": torch.rand(1, 10, 64)}
     ctx = make_ctx([1])
@@ -182,7 +182,7 @@ def test_networks_with_batch_norm(buffers, path):
 def test_a_residual_network_with_group_norm_runs():
     g = torch.Generator().manual_seed(0)
     data = [(torch.rand(6, 3, 8, 8, generator=g), torch.arange(6) % 4) for _ in range(5)]
-    task = sparing.Task(lambda: resnet(Basic, (1, 1), channels=3, classes=4, width=16), train=data, test=data)
+    task = sparing.Task(lambda: resnet(BasicBlock, (1, 1), channels=3, classes=4, width=16), train=data, test=data)
     result = sparing.run(task, "heterofl+int8", rounds=1, sample=1.0, local={"steps": 1, "batch": 6, "lr": 0.01})
     assert result.table[-1].coverage == 1
 
@@ -204,7 +204,7 @@ def test_a_residual_network_with_group_norm_runs():
 )
 def test_what_makes_no_sense_is_refused(spec, words):
     with pytest.raises((MethodError, ConfigError), match=words):
-        compose(LAYOUT, *recipes(method_list(spec)))
+        compose(LAYOUT, *recipes_from_entries(method_list(spec)))
 
 
 def test_kept_momentum_is_refused():
@@ -215,7 +215,7 @@ def test_kept_momentum_is_refused():
 def test_networks_of_other_kinds_are_refused():
     for name in ("lstm", "transformer"):
         with pytest.raises(MethodError, match=r"cannot narrow 'embedding': .*neither of a conv.*chains and residual"):
-            compose(layout_of(network(name, (20,), 30)), heterofl())
+            compose(layout_of(build_network(name, (20,), 30)), heterofl())
 
 
 class Joined(nn.Module):

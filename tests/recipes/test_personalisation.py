@@ -13,11 +13,11 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
-from sparing.run.config import study_from
-from sparing.run.explain import explain
-from sparing.run.methods import recipes
-from sparing.run.start import fresh, named_task, settled
-from sparing.task.models import network
+from sparing.models import build_network
+from sparing.runs.explanation import explain_method
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import new_run, settle_study, task_from_study
+from sparing.runs.study import study_from
 from support import make_ctx
 
 TASK = {"data": "digits", "clients": 8, "held_out": 2, "model": "mlp"}
@@ -33,8 +33,8 @@ def play(method, **options):
 def rows(method, **options):
     """What every client keeps after the last round."""
     study = study_from({"task": TASK, "method": method, **STUDY, "plan": {"path": "loop", "chunk": 3}, **options})
-    job, study = settled(study, named_task(study))
-    run = fresh(study, job, None)
+    job, study = settle_study(study, task_from_study(study))
+    run = new_run(study, job, None)
     for t in range(1, study.rounds + 1):
         run.server, _ = run.engine.round(run.server, job.fleet.cohort(study.seed, t, 8, 4), t)
     return run.bank.read(torch.arange(8))
@@ -107,17 +107,17 @@ def test_fedbabu_with_no_layer_in_the_head_is_fedavg_and_tuned_it_is_finetune():
 
 def test_fedbabu_leaves_the_head_as_it_was_built_and_never_sends_it():
     study = study_from({"task": TASK, **STUDY})
-    start = named_task(study).build(5).state_dict()
+    start = task_from_study(study).build(5).state_dict()
     after = play("fedbabu").model
     kept = rows("fedbabu")
     for name in HEAD:
         assert torch.equal(after[name], start[name])
         assert all(torch.equal(x, start[name]) for x in kept[f"own/{name}"])
     assert not torch.equal(after["dense1.weight"], start["dense1.weight"])
-    net = network("cnn", (1, 8, 8), 10)
+    net = build_network("cnn", (1, 8, 8), 10)
     layout, tree = layout_of(net), tree_of(net)
     for method in ("fedbabu", "fedrep", "fedper", "ditto"):
-        made = compose(layout, *recipes([method]))
+        made = compose(layout, *recipes_from_entries([method]))
         down = outgoing(made, first_server(made, tree, 5), make_ctx([0, 3]))
         up, _ = client(made, first_client(made, tree), down, still, make_ctx([0, 3]))
         shared = set(layout.shapes) - (set() if method == "ditto" else set(HEAD))
@@ -193,9 +193,9 @@ def test_resuming_changes_nothing(tmp_path, bank):
 
 
 def test_explain_says_what_stays():
-    assert explain("fedrep", "cnn", (1, 8, 8), 10).private == ["head"]
-    assert explain("lg-fedavg", "cnn", (1, 8, 8), 10).private == ["conv1", "conv2", "dense"]
-    ours, plain = (explain(method, "cnn", (1, 8, 8), 10) for method in ("ditto", "fedavg"))
+    assert explain_method("fedrep", "cnn", (1, 8, 8), 10).private == ["head"]
+    assert explain_method("lg-fedavg", "cnn", (1, 8, 8), 10).private == ["conv1", "conv2", "dense"]
+    ours, plain = (explain_method(method, "cnn", (1, 8, 8), 10) for method in ("ditto", "fedavg"))
     assert ours.client_bytes == {"own": 4 * ours.parameters}
     assert ours.sizes == plain.sizes, "the second model costs no bytes"
 

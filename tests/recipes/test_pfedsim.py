@@ -7,10 +7,10 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Trained
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
-from sparing.core.wire import nbytes
-from sparing.run.config import study_from
-from sparing.run.methods import recipes
-from sparing.task.models import network
+from sparing.models import build_network
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import study_from
+from sparing.wire import nbytes
 from support import changed, make_ctx
 
 TASK = {"clients": 10, "split": {"dirichlet": 0.3}, "model": "cnn", "held_out": 2}
@@ -83,8 +83,8 @@ def test_with_all_layers_personal_it_is_local_training(mode):
     assert [r.personal_accuracy for r in ours.table] == [r.personal_accuracy for r in alone.table]
     assert (ours.up_bytes, ours.down_bytes) == (alone.up_bytes, alone.down_bytes)
     assert ours.model_sha256 == alone.model_sha256
-    layout = layout_of(network("cnn", (1, 8, 8), 10))
-    share = compose(layout, *recipes([{"pfedsim": {"mode": mode, "shared": []}}])).share
+    layout = layout_of(build_network("cnn", (1, 8, 8), 10))
+    share = compose(layout, *recipes_from_entries([{"pfedsim": {"mode": mode, "shared": []}}])).share
     assert share.private == set(layout.shapes)
 
 
@@ -95,9 +95,11 @@ def test_warm_up_to_the_end_is_fedavg():
 
 
 def test_no_personal_tensor_is_in_any_message_of_the_seed_form():
-    model = network("cnn", (1, 8, 8), 10)
+    model = build_network("cnn", (1, 8, 8), 10)
     layout, tree = layout_of(model), tree_of(model)
-    method = compose(layout, *recipes([{"pfedsim": {"layers": ["head", "dense"], "at": "client"}}, "int8"]))
+    method = compose(
+        layout, *recipes_from_entries([{"pfedsim": {"layers": ["head", "dense"], "at": "client"}}, "int8"])
+    )
     server = first_server(method, tree, 5)
     ctx = sparing_ctx([0, 3])
     down = outgoing(method, server, ctx)
@@ -123,8 +125,8 @@ def test_the_cosine_of_a_client_costs_four_bytes():
 
 
 def test_the_head_comes_down_in_the_warm_up_and_at_first_contact_only():
-    model = network("cnn", (1, 8, 8), 10)
-    method = compose(layout_of(model), *recipes([PUBLISHED]))
+    model = build_network("cnn", (1, 8, 8), 10)
+    method = compose(layout_of(model), *recipes_from_entries([PUBLISHED]))
     server = first_server(method, tree_of(model), 5)
     sent = {}
     for t in (8, 9):

@@ -13,16 +13,16 @@ from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, SparingError
 from sparing.core.method import Local, Phase, Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
-from sparing.core.tree import expand, layout_of
-from sparing.core.wire import sizes
+from sparing.core.tree import expand_rows, layout_of
+from sparing.fleet.fleet import Fleet
+from sparing.models import build_network
 from sparing.recipes.personal import personal
 from sparing.recipes.psfed import psfed
-from sparing.run.config import study_from
-from sparing.run.methods import recipes
-from sparing.run.start import fresh, settled
-from sparing.task.fleet import Fleet
-from sparing.task.models import network
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import new_run, settle_study
+from sparing.runs.study import study_from
 from sparing.train.optim import velocities
+from sparing.wire import parcel_sizes
 from support import changed, make_ctx, random_tree, small_layout
 
 LAYOUT = small_layout()
@@ -75,14 +75,14 @@ def training(lesson, ctx):
 
 def play(method, rounds=4, ids=(1, 4, 7)):
     """(ctx, server before, parcel down, models at start, states after, server after) of every round."""
-    server, state, seen = first_server(method, MODEL, 50), expand(first_client(method, MODEL), len(ids)), []
+    server, state, seen = first_server(method, MODEL, 50), expand_rows(first_client(method, MODEL), len(ids)), []
     for t in range(1, rounds + 1):
         ctx = make_ctx(list(ids), t=t)
         ctx = changed(ctx, first=~server.seen[ctx.ids])
         starts = []
 
         def watched(lesson, ctx, starts=starts):
-            starts.append(expand(lesson.start, len(ctx.ids)))
+            starts.append(expand_rows(lesson.start, len(ctx.ids)))
             return training(lesson, ctx)
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
@@ -109,7 +109,7 @@ def test_at_zero_it_is_local_training_with_no_payload():
     assert (partial.up_bytes, partial.down_bytes) == (alone.up_bytes, alone.down_bytes)
     for _, _, _, down, up, *_ in play(compose(LAYOUT, psfed(fraction=0.0))):
         for parcel in (down, up):
-            spent = sizes(parcel)
+            spent = parcel_sizes(parcel)
             assert not any(int(spent[kind].sum()) for kind in ("value", "index", "scale"))
 
 
@@ -162,7 +162,7 @@ def test_both_engines_agree(options):
 @pytest.mark.parametrize(("p", "megabytes"), [(1.0, 102.2), (0.5, 51.1), (0.1, 10.2)])
 def test_resnet50_costs_what_it_must(p, megabytes):
     with torch.device("meta"):
-        layout = layout_of(network("resnet50", (3, 224, 224), 1000))
+        layout = layout_of(build_network("resnet50", (3, 224, 224), 1000))
     assert layout.size == 25_557_032
     zero = {name: torch.zeros(1, *shape) for name, shape in layout.shapes.items()}
     method, ctx = compose(layout, psfed(fraction=p)), make_ctx([3])
@@ -173,7 +173,7 @@ def test_resnet50_costs_what_it_must(p, megabytes):
 
     up, _ = client(method, first_client(method, zero), down, still, ctx)
     for parcel in (down, up):
-        spent = {kind: int(x[0]) for kind, x in sizes(parcel).items()}
+        spent = {kind: int(x[0]) for kind, x in parcel_sizes(parcel).items()}
         assert spent["value"] == 4 * math.floor(p * layout.size + 0.5)
         assert spent["index"] == 0
         assert round(sum(spent.values()) / 1e6, 1) == megabytes
@@ -182,8 +182,8 @@ def test_resnet50_costs_what_it_must(p, megabytes):
 def test_a_mask_chosen_from_values_pays_for_its_index_downstream_only():
     for selector, paid in (("random", False), ("layers", False), ("fixed", False), ("magnitude", True)):
         _, _, _, down, up, *_ = play(compose(LAYOUT, psfed(selector=selector)), rounds=2)[1]
-        assert bool(sizes(down)["index"].sum() > 0) == paid
-        assert int(sizes(up)["index"].sum()) == 0
+        assert bool(parcel_sizes(down)["index"].sum() > 0) == paid
+        assert int(parcel_sizes(up)["index"].sum()) == 0
 
 
 def test_stale_divergence_falls_with_p_and_is_zero_at_a_full_sync():
@@ -230,8 +230,8 @@ def test_a_broken_run_takes_up_its_scores_again(options, tmp_path):
 def scores_of(task, **options):
     """The server's scores before the first round and after three, and its models then."""
     study = study_from({**QUICK, "method": with_psfed(fraction=0.3, **options)})
-    job, study = settled(study, task)
-    state = fresh(study, job, None)
+    job, study = settle_study(study, task)
+    state = new_run(study, job, None)
     seen = [state.server]
     for t in range(1, 4):
         server, _ = state.engine.round(seen[-1], torch.arange(5), t)
@@ -304,7 +304,7 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
     lr, beta = 0.1, 0.9
 
     def descend(lesson, ctx):
-        after, memory = dict(expand(lesson.start, 2)), expand(lesson.memory, 2)
+        after, memory = dict(expand_rows(lesson.start, 2)), expand_rows(lesson.memory, 2)
         velocity = {name: x.clone() for name, x in memory.items()}
         for name in LAYOUT.params:
             for _ in range(2):
@@ -314,7 +314,7 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
 
     local = Local((Phase(momentum=beta),), init=velocities)
     method = compose(LAYOUT, psfed(fraction=0.4, reset_momentum=True), local=local)
-    server, state = first_server(method, MODEL, 50), expand(first_client(method, MODEL), 2)
+    server, state = first_server(method, MODEL, 50), expand_rows(first_client(method, MODEL), 2)
     name, k, places = "3.weight", 1, [(0, 1), (1, 7), (2, 5), (2, 15)]
     x, v = dict.fromkeys(places, 0.0), dict.fromkeys(places, 0.0)
     written = set()
@@ -366,7 +366,7 @@ def test_it_takes_its_part_of_what_the_recipes_before_let_through(selector):
         sent = sum(int(leaf.scope[0].sum()) for name, leaf in down.leaves.items() if name in LAYOUT.params)
         assert sent == math.floor(0.5 * left + 0.5) or selector == "layers"
         assert sent > 0
-    assert compose(LAYOUT, *recipes(["local", "psfed"])).share.down({}, MODEL, make_ctx([1])) == {}
+    assert compose(LAYOUT, *recipes_from_entries(["local", "psfed"])).share.down({}, MODEL, make_ctx([1])) == {}
 
 
 def test_with_fedprox():
@@ -377,7 +377,7 @@ def test_with_fedprox():
 
 def test_with_gradient_compression():
     """topk keeps a tenth of what is inside the mask, and memory keeps the rest of it, and all outside it."""
-    method = compose(LAYOUT, *recipes([{"psfed": {"fraction": 0.4}}, "topk", "memory"]))
+    method = compose(LAYOUT, *recipes_from_entries([{"psfed": {"fraction": 0.4}}, "topk", "memory"]))
     for (_, _, old, down, up, *_), (_, _, state, *_) in itertools.pairwise(play(method)):
         for name in LAYOUT.params:
             leaf, mask = up.leaves[name], up.leaves[name].scope
@@ -414,4 +414,4 @@ def test_options_are_checked():
         ({"fractoin": 0.5}, "did you mean 'fraction'"),
     ):
         with pytest.raises(ConfigError, match=message):
-            compose(LAYOUT, *recipes(with_psfed(**options)))
+            compose(LAYOUT, *recipes_from_entries(with_psfed(**options)))

@@ -6,8 +6,8 @@ import torch
 import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
-from sparing.run.config import method_list
-from sparing.run.methods import recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
 from support import small_layout
 
 TASK = {"data": "digits", "clients": 12, "split": {"dirichlet": 1.0}, "model": {"mlp": {"hidden": [16]}}}
@@ -103,9 +103,9 @@ def test_a_round_in_which_all_is_refused_changes_nothing(engine, tmp_path):
 
 
 def attackers_of():
-    from sparing.task.attack import attackers
+    from sparing.fleet.attack import choose_attackers
 
-    return attackers(QUICK["seed"], 12, 0.25, torch.zeros(0, dtype=torch.int64))
+    return choose_attackers(QUICK["seed"], 12, 0.25, torch.zeros(0, dtype=torch.int64))
 
 
 def test_without_attackers_a_wide_bound_and_an_untrimmed_mean_are_averaging():
@@ -137,11 +137,11 @@ def test_the_bound_reports_how_often_it_was_needed():
 )
 def test_what_makes_no_sense_is_refused(method, words):
     with pytest.raises(MethodError, match=words):
-        compose(small_layout(), *recipes(method_list(method)))
+        compose(small_layout(), *recipes_from_entries(method_list(method)))
 
 
 def test_a_bound_must_be_given():
     with pytest.raises(ConfigError, match="'norm-bound' needs the option 'bound'"):
-        recipes(["norm-bound"])
+        recipes_from_entries(["norm-bound"])
     with pytest.raises(ConfigError, match=r"krum.m is 'all'"):
-        recipes([{"krum": {"m": "all"}}])
+        recipes_from_entries([{"krum": {"m": "all"}}])

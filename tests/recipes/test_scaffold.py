@@ -7,11 +7,11 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.tree import layout_of
+from sparing.models import build_network
 from sparing.recipes.scaffold import scaffold
-from sparing.run.config import study_from
-from sparing.run.explain import explain
-from sparing.run.start import fresh, named_task, settled
-from sparing.task.models import network
+from sparing.runs.explanation import explain_method
+from sparing.runs.start import new_run, settle_study, task_from_study
+from sparing.runs.study import study_from
 
 TASK = {"data": "digits", "clients": 9, "held_out": 2, "model": "mlp"}
 STUDY = {"rounds": 4, "sample": 4, "seed": 5, "local": {"steps": 3}, "evaluate": {"every": 4}}
@@ -50,8 +50,8 @@ def test_both_engines_and_both_banks_agree(method):
 def test_the_servers_control_variate_is_the_mean_of_all_clients(method):
     """Also when few take part, uploads are lost, some are held out, and codecs round the model."""
     study = study_from({"task": TASK, "method": method, **STUDY, "fleet": LOSSY, "plan": {"path": "loop", "chunk": 3}})
-    job, study = settled(study, named_task(study))
-    run = fresh(study, job, None)
+    job, study = settle_study(study, task_from_study(study))
+    run = new_run(study, job, None)
     ids, lost = torch.ones(9, dtype=torch.bool), 0
     ids[job.task.held_out] = False
     ids = ids.nonzero()[:, 0]
@@ -70,12 +70,12 @@ def test_the_servers_control_variate_is_the_mean_of_all_clients(method):
 
 
 def test_both_ways_carry_twice_as_much_and_explain_says_so():
-    ours, plain = (explain(method, "cnn", (1, 8, 8), 10) for method in ("scaffold", "fedavg"))
+    ours, plain = (explain_method(method, "cnn", (1, 8, 8), 10) for method in ("scaffold", "fedavg"))
     (ours,), (plain,) = ours.sizes, plain.sizes
     for way, once in ((ours.down, plain.down), (ours.up, plain.up)):
         assert way.buffers == way.parameters == once.parameters
         assert 2 * once.bytes - 64 < way.bytes < 2 * once.bytes + 64
-    whole = explain("personal+scaffold", "cnn", (1, 8, 8), 10)
+    whole = explain_method("personal+scaffold", "cnn", (1, 8, 8), 10)
     assert whole.client_bytes["local/control"] == 4 * (whole.parameters - 10 * 65)
     assert whole.steps == ["scaffold"]
     assert whole.weighing == "uniform"
@@ -120,7 +120,7 @@ def test_stacked_clients_come_to_the_same():
 
 
 def test_it_stands_once_in_a_method():
-    layout = layout_of(network("mlp", (1, 8, 8), 10))
+    layout = layout_of(build_network("mlp", (1, 8, 8), 10))
     with pytest.raises(MethodError, match="stands twice"):
         compose(layout, scaffold("samples"), scaffold("samples"))
 

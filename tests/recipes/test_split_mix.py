@@ -5,23 +5,23 @@ import torch
 from torch import nn
 
 import sparing
-from sparing.core.compose import compose, remade
+from sparing.core.compose import compose, remake_model
 from sparing.core.errors import ConfigError, DataError, MethodError
 from sparing.core.method import Local, Phase, Trained
-from sparing.core.mix import Mix
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
-from sparing.core.wire import nbytes
-from sparing.parts.mix import held, split
+from sparing.models import build_network
+from sparing.models.small import cnn
+from sparing.parts.size.mixture import Mix
+from sparing.parts.size.split_mix import held_bases, split_by_width
 from sparing.recipes.split_mix import split_mix
-from sparing.run.check import trial
-from sparing.run.config import method_list, study_from
-from sparing.run.explain import explain
-from sparing.run.methods import recipes
-from sparing.run.start import start
-from sparing.task.models import network
-from sparing.task.models.small import cnn
+from sparing.runs.cost import run_cost_trial
+from sparing.runs.explanation import explain_method
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.start import start_run
+from sparing.runs.study import method_list, study_from
 from sparing.train.optim import velocities
+from sparing.wire import nbytes
 from support import make_ctx
 
 QUICK = {"rounds": 2, "sample": 5, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}
@@ -45,8 +45,8 @@ def fleet(tmp_path):
 
 
 def composed(spec, net=None):
-    made = recipes(method_list(spec))
-    net = remade(net or cnn(1, 10, 8), made)
+    made = recipes_from_entries(method_list(spec))
+    net = remake_model(net or cnn(1, 10, 8), made)
     return compose(layout_of(net), *made), tree_of(net)
 
 
@@ -119,7 +119,7 @@ def test_if_everybody_affords_all_every_base_is_fedavg_of_that_base_alone(clip, 
     all_of_it = declared(tmp_path, [1, 1, 1, 1])
     task = sparing.Task(lambda: normed(0.0), train=data, test=data)
     mixed = sparing.run(task, [QUARTERS], fleet=all_of_it, **study)
-    mix = split(normed(0.0), 4, seed=4)
+    mix = split_by_width(normed(0.0), 4, seed=4)
     assert isinstance(mix, Mix)
     for i in range(4):
         alone = sparing.run(sparing.Task(mix.base(i), train=data, test=data), "fedavg", **study)
@@ -138,7 +138,7 @@ def test_the_result_is_a_network_that_runs():
 
     task = sparing.Task(dense, train=[(x[i::5], y[i::5]) for i in range(5)], test=(x, y))
     result = sparing.run(task, [QUARTERS], rounds=6, sample=1.0, local={"epochs": 5, "lr": 0.1})
-    mix = split(dense(), 4, seed=99)
+    mix = split_by_width(dense(), 4, seed=99)
     mix.load_state_dict(result.model)
     assert 0.6 < result.accuracy == pytest.approx(float((mix(x).argmax(1) == y).float().mean()))
 
@@ -151,7 +151,7 @@ def trained(lesson, ctx):
 def test_a_client_gets_and_sends_its_bases_only_and_what_nobody_trained_stays():
     method, initial = composed("split-mix")
     server, ctx = first_server(method, initial, 20), make_ctx([6, 14])  # 2 of 8 bases each
-    mine = held(ctx, 8, 2)
+    mine = held_bases(ctx, 8, 2)
     down = outgoing(method, server, ctx)
     up, _ = client(method, first_client(method, initial), down, trained, ctx)
     for name, x in initial.items():
@@ -174,7 +174,7 @@ def test_a_base_is_the_mean_by_samples_over_those_that_trained_it():
     server = first_server(method, initial, 20)
     ids, samples = [1, 3, 5, 7], [10, 20, 40, 80]  # one of two bases each
     ctx = make_ctx(ids, samples)
-    mine = held(ctx, 2, 1)
+    mine = held_bases(ctx, 2, 1)
     assert bool(mine.any(0).all())
 
     def by_id(lesson, ctx):
@@ -195,13 +195,13 @@ def test_a_base_is_the_mean_by_samples_over_those_that_trained_it():
 
 def test_check_foretells_the_bytes(fleet):
     study = study_from({"task": TASK, "method": "split-mix", "fleet": fleet, **QUICK, "sample": 1.0})
-    cost, result = trial(study), start(study)
+    cost, result = run_cost_trial(study), start_run(study)
     assert (cost.down_bytes * 2, cost.up_bytes * 2) == (result.down_bytes, result.up_bytes)
 
 
 def test_explain_shows_every_number_of_bases():
-    shown = explain([QUARTERS, "personal"], "lenet5", (1, 28, 28), 10)
-    one = layout_of(split(network("lenet5", (1, 28, 28), 10), 4)).size // 4
+    shown = explain_method([QUARTERS, "personal"], "lenet5", (1, 28, 28), 10)
+    one = layout_of(split_by_width(build_network("lenet5", (1, 28, 28), 10), 4)).size // 4
     assert shown.parameters == 4 * one
     assert [size.name for size in shown.sizes] == [f"{m} of 4 bases" for m in (4, 3, 2, 1)]
     assert [size.parameters for size in shown.sizes] == [m * one for m in (4, 3, 2, 1)]
@@ -234,7 +234,7 @@ def test_a_client_keeps_a_head_for_every_base_and_changes_those_it_trained():
     method, initial = composed(["personal", QUARTERS])
     server, ctx = first_server(method, initial, 9), make_ctx([2])  # 2 of 4 bases
     state = first_client(method, initial) | {"own/net.head.weight": torch.rand(1, 4, 10, 16)}
-    mine = held(ctx._replace(round=0), 4, 2)[0]
+    mine = held_bases(ctx._replace(round=0), 4, 2)[0]
 
     def train(lesson, ctx):
         assert torch.equal(lesson.start["net.head.weight"][0], state["own/net.head.weight"][0, mine])
@@ -273,13 +273,13 @@ def test_a_client_uses_the_bases_drawn_for_its_next_round(tmp_path):
     task = sparing.Task(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 4)), train=data, test=data)
     study = {"rounds": 1, "sample": 1.0, "seed": 2, "local": {"steps": 2, "lr": 0.1}, "out": tmp_path / "run"}
     result = sparing.run(task, [QUARTERS], fleet=declared(tmp_path, [0.25] * 6), evaluate={"every": 1}, **study)
-    mix = split(task.build(2), 4, seed=2)
+    mix = split_by_width(task.build(2), 4, seed=2)
     assert isinstance(mix, Mix)
     mix.load_state_dict(result.model)
     rows = [line.split(",") for line in (tmp_path / "run" / "clients.csv").read_text().splitlines()[1:]]
     said = {int(row[1]): float(row[5]) for row in rows if row[2] == "before"}
     for k, (x, y) in enumerate(data):
-        (base,) = held(make_ctx([k], seed=2, t=2), 4, 1)[0].nonzero()[:, 0].tolist()
+        (base,) = held_bases(make_ctx([k], seed=2, t=2), 4, 1)[0].nonzero()[:, 0].tolist()
         loss = float(nn.functional.cross_entropy(mix.base(base)(x), y).detach())
         assert said[k] == pytest.approx(loss, rel=1e-5)
 
@@ -316,7 +316,7 @@ def test_what_makes_no_sense_is_refused(spec, words):
 
 
 def test_kept_momentum_is_refused():
-    layout = layout_of(split(cnn(1, 10, 8), 8))
+    layout = layout_of(split_by_width(cnn(1, 10, 8), 8))
     with pytest.raises(MethodError, match=r"copy or a memory of 'net.conv1.bias'.*kept momentum"):
         compose(layout, split_mix(), local=Local((Phase(momentum=0.9),), init=velocities))
 

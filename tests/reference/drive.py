@@ -7,9 +7,9 @@ import torch
 
 from sparing.core.context import Ctx, context
 from sparing.core.method import Trained
-from sparing.core.parcel import Parcel, pick
+from sparing.core.parcel import Parcel, pick_clients
 from sparing.core.round import Server, begin, client, first_client, first_server, incoming, outgoing, put_back, settle
-from sparing.core.tree import cat, expand, take
+from sparing.core.tree import cat_trees, expand_rows, take_rows
 from support import numbers
 
 
@@ -42,14 +42,14 @@ def play(method, model, moves, counts, samples=None, lost=(), losses=None):
             after = {x: old + added[x] for x, old in lesson.start.items()}
             return Trained(after, lesson.memory, {"loss": loss})
 
-        state = cat([states.get(k, expand(first_client(method, model), 1)) for k in ids])
+        state = cat_trees([states.get(k, expand_rows(first_client(method, model), 1)) for k in ids])
         down = outgoing(method, server, ctx)
         up, state = client(method, state, down, train, ctx)
         gone = torch.tensor([(t, k) in lost for k in ids])
         state = put_back(method, state, up, gone, ctx)
         fold, here = begin(method, server, ctx), (~gone).nonzero()[:, 0]
-        incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
+        incoming(method, server, fold, pick_clients(down, here), pick_clients(up, here), ctx.at(here))
         server, report = settle(method, server, fold, ctx)
-        states |= {k: take(state, slice(i, i + 1)) if len(ids) > 1 else state for i, k in enumerate(ids)}
+        states |= {k: take_rows(state, slice(i, i + 1)) if len(ids) > 1 else state for i, k in enumerate(ids)}
         played.append(Round(ctx, down, up, server, numbers(report)))
     return played, states

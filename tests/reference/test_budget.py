@@ -1,4 +1,4 @@
-"""`budget` against brute force: no combination of steps and ranks on a fine grid buys much more with the same bytes."""
+"""`budget_codec` against brute force: no combination of steps and ranks on a fine grid buys much more for its bytes."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import torch
 from reference import budget as reference
 from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout
-from sparing.core.wire import nbytes
-from sparing.parts.budget import budget
+from sparing.parts.code.budget.byte_budget import budget_codec
+from sparing.wire import nbytes
 from support import make_ctx, view_of
 
 SHAPES = {"a": (100, 60), "b": (80, 80), "c": (120,)}
@@ -41,7 +41,7 @@ def update(seed, rates, scale):
 )
 def test_no_combination_of_steps_and_ranks_is_much_better(rates, scale, by):
     """The reference pays by entropy: no header, no chances, no leaf that says nothing."""
-    codec, ctx = budget(LAYOUT, MOST, by), make_ctx([0])
+    codec, ctx = budget_codec(LAYOUT, MOST, by), make_ctx([0])
     for seed in range(2):
         values = update(seed, rates, scale)
         tree = {n: torch.tensor(x, dtype=torch.float32)[None] for n, x in values.items()}

@@ -8,7 +8,7 @@ from reference import compressors as reference
 from reference import drive, topk
 from sparing.core.compose import compose
 from sparing.core.keys import hashes
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
 
 SHAPES = {"a": (6, 5), "b": (7,), "one": (1,), "c": (8, 3, 2, 2)}
@@ -30,7 +30,7 @@ def moves(seed=3):
 
 
 def played(name, lost=(), **options):
-    return drive.play(compose(LAYOUT, find(name).make(**options)), MODEL, moves(), COUNTS, lost=lost)
+    return drive.play(compose(LAYOUT, find_recipe(name).make(**options)), MODEL, moves(), COUNTS, lost=lost)
 
 
 def same(rounds, history, tolerance=2e-6):
@@ -174,8 +174,8 @@ def test_stc_compresses_the_servers_update_as_well_with_a_residual_of_its_own():
 
 def test_a_broadcast_is_the_servers_update_through_its_own_compressor():
     """Clients send int4, the server its largest entries after momentum, and keeps what it left out."""
-    made = find("broadcast").make(by=[find("topk").make(ratio=0.3)])
-    recipes = (made, find("int4").make(), find("fedavgm").make(beta=0.5))
+    made = find_recipe("broadcast").make(by=[find_recipe("topk").make(ratio=0.3)])
+    recipes = (made, find_recipe("int4").make(), find_recipe("fedavgm").make(beta=0.5))
     rounds, _ = drive.play(compose(LAYOUT, *recipes), MODEL, moves(), COUNTS, lost=LOST)
     velocity = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     downstream, kept = reference.with_memory(lambda t, k, n, x: np.where(topk.largest(x, 0.3), x, 0))
@@ -268,7 +268,7 @@ def test_pruned_rounds_are_fedavg_on_what_is_left(over):
     else:
         masks = topk.over_model({n: model[n] for n in weights}, 0.3)
     left = {n: np.where(masks[n], x, 0) if n in masks else x for n, x in model.items()}
-    method = compose(LAYOUT, find("prune").make(keep=0.3, over=over))
+    method = compose(LAYOUT, find_recipe("prune").make(keep=0.3, over=over))
     start = {n: torch.tensor(x, dtype=torch.float32)[None] for n, x in model.items()}
     rounds, _ = drive.play(method, start, moves(), COUNTS)
 

@@ -10,7 +10,7 @@ from sparing.core.compose import compose
 from sparing.core.tree import Layout
 from sparing.recipes.dp import dp
 from sparing.recipes.obfuscate import obfuscate
-from sparing.run.secret import Secret
+from sparing.runs.privacy.secret import Secret
 
 SHAPES = {"a.weight": (6, 5), "a.bias": (5,), "b.weight": (7, 3)}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32))

@@ -7,7 +7,7 @@ import torch
 from reference import compressors, drive, entropy, topk
 from sparing.core.compose import compose
 from sparing.core.parcel import Leaf, Parcel
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
 from support import make_ctx, view_of
 
@@ -64,7 +64,7 @@ def apart(got, wanted):
 @pytest.mark.parametrize("memory", [False, True])
 @pytest.mark.parametrize("options", [{}, {"step": 0.1}, {"step": 3.0}, {"step": 2.0, "over": "layer"}])
 def test_ecsq_rounds_are_the_formula(options, memory):
-    make = find("ecsq").make(memory=memory, **options)
+    make = find_recipe("ecsq").make(memory=memory, **options)
     same([make], lambda u: entropy.ecsq(u, options.get("step", 1.0), options.get("over", "model")), memory)
 
 
@@ -72,13 +72,13 @@ def test_ecsq_rounds_are_the_formula(options, memory):
 @pytest.mark.parametrize("energy", [0.4, 0.9, 0.99])
 def test_lowrank_rounds_are_the_formula(energy, memory):
     """Where a number lies on the edge between two codes, the last bits of a decomposition may decide."""
-    make = find("lowrank").make(energy=energy, memory=memory)
+    make = find_recipe("lowrank").make(energy=energy, memory=memory)
     same([make], lambda u: entropy.lowrank(u, energy), memory, tolerance=0.02)
 
 
 @pytest.mark.parametrize(("energy", "rank"), [(0.4, 32), (0.8, 32), (0.95, 32), (0.999, 32), (0.95, 2)])
 def test_lowrank_uploads_are_the_formula_but_for_a_code_here_and_there(energy, rank):
-    codec = compose(LAYOUT, find("lowrank").make(energy=energy, rank=rank)).up[0]
+    codec = compose(LAYOUT, find_recipe("lowrank").make(energy=energy, rank=rank)).up[0]
     off = []
     for t, cohort in enumerate([one for seed in range(4) for one in moves(seed)]):
         ids = sorted(cohort)
@@ -114,7 +114,7 @@ def test_ecsq_behind_topk_goes_by_what_is_sent():
         steps = {n: entropy.long_enough(common, x) for n, x in u.items()}
         return {n: entropy.codes(np.where(masks[n], x, 0), steps[n]) * steps[n] for n, x in u.items()}
 
-    same([find("topk").make(ratio=0.2, memory=True), find("ecsq").make(step=0.7)], compress, memory=True)
+    same([find_recipe("topk").make(ratio=0.2, memory=True), find_recipe("ecsq").make(step=0.7)], compress, memory=True)
 
 
 def test_the_reference_is_what_it_says():

@@ -7,11 +7,18 @@ from torch import nn
 
 from reference import fedhm as reference
 from sparing.core.compose import compose
-from sparing.core.factors import FactoredConv, along, matrix_of, pace, product, weight_of
 from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
-from sparing.engines.engine import chunks
+from sparing.engines.engine import chunks_of_size
+from sparing.parts.factors import (
+    FactoredConv,
+    along_factors,
+    factor_pace,
+    factor_product,
+    matrix_as_layer_weight,
+    matrix_of,
+)
 from sparing.recipes.fedhm import fedhm
 from sparing.train.optim import frobenius
 from support import make_ctx
@@ -54,7 +61,7 @@ def pulling(targets):
                         pair = [now[part].clone().requires_grad_() for part in (name, other)]
                         off = torch.einsum("kmr...,krn...->kmn...", *full_rank(pair)) - want[f"{name[:-1]}weight"]
                         grads = torch.autograd.grad(off.square().sum() / 2, pair)
-                    slow = along(pace(now[name], now[other]), now[name])
+                    slow = along_factors(factor_pace(now[name], now[other]), now[name])
                     grads = [g * part for g, part in zip(grads, slow, strict=True)]
                     grads = frobenius(list(grads), [now[name], now[other]], [(0, 1)], DECAY)
                     now[name], now[other] = now[name] - LR * grads[0], now[other] - LR * grads[1]
@@ -77,7 +84,7 @@ def play(model, targets, options):
     for t, ids in enumerate(COHORTS, 1):
         cohort = make_ctx(ids, [SAMPLES[k] for k in ids], t=t, clients=CLIENTS)
         fold = begin(method, server, cohort)
-        for ctx in chunks(cohort, 2, method.fit):
+        for ctx in chunks_of_size(cohort, 2, method.fit):
             down = outgoing(method, server, ctx)
             up, _ = client(method, {}, down, pulling(targets), ctx)
             incoming(method, server, fold, down, up, ctx)
@@ -127,14 +134,14 @@ def test_rounds_agree_with_the_reference(options, blend):
 def test_the_matrix_of_a_convolution():
     w = np.random.default_rng(0).normal(size=(4, 3, 2, 5))
     assert np.array_equal(matrix_of(torch.tensor(w)[None])[0].numpy(), reference.matrix(w))
-    assert np.array_equal(weight_of(torch.tensor(reference.matrix(w))[None], w.shape)[0].numpy(), w)
+    assert np.array_equal(matrix_as_layer_weight(torch.tensor(reference.matrix(w))[None], w.shape)[0].numpy(), w)
     assert not np.array_equal(reference.matrix(w), w.reshape(8, 15)), "a plain view is something else"
 
 
 def test_product_of_factors():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(2, 4, 3, 2, 1)), rng.normal(size=(2, 3, 5, 1, 6))
-    whole = product(torch.tensor(a), torch.tensor(b)).numpy()
+    whole = factor_product(torch.tensor(a), torch.tensor(b)).numpy()
     for k in range(2):
         tall = np.concatenate([a[k, i, :, :, 0].T for i in range(4)])
         assert np.allclose(whole[k], reference.weight(tall @ b[k].reshape(3, 30), (4, 5, 2, 6)), atol=1e-14)

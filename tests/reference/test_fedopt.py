@@ -11,8 +11,8 @@ from sparing.core.context import context
 from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, under
-from sparing.run.bank import MemoryBank
-from sparing.run.methods import recipes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.storage.bank import MemoryBank
 
 LAYOUT = layout_of(nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)))
 COUNTS = [12, 30, 7, 7, 51]
@@ -38,7 +38,7 @@ def drawn():
 @pytest.mark.parametrize("kind", sorted(OPTIONS))
 def test_every_round_is_the_formula(kind, before):
     model, moves = drawn()
-    method = compose(LAYOUT, *recipes([*before, {kind: OPTIONS[kind]}]))
+    method = compose(LAYOUT, *recipes_from_entries([*before, {kind: OPTIONS[kind]}]))
     initial = {name: torch.tensor(x)[None] for name, x in model.items()}
     server, bank = first_server(method, initial, 5), MemoryBank(first_client(method, initial), 5)
     masks, got = [], []

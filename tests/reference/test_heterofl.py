@@ -14,7 +14,7 @@ from sparing.core.compose import compose
 from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
-from sparing.engines.engine import chunks
+from sparing.engines.engine import chunks_of_size
 from sparing.recipes.heterofl import heterofl
 from support import make_ctx
 
@@ -92,7 +92,7 @@ def test_places_and_means_agree_with_the_reference(ratios):
 
         cohort = make_ctx(ids, [SAMPLES[k] for k in ids], t=t, clients=CLIENTS)
         fold = begin(method, server, cohort)
-        for ctx in chunks(cohort, 2, method.fit):
+        for ctx in chunks_of_size(cohort, 2, method.fit):
             down = outgoing(method, server, ctx)
             up, _ = client(method, {}, down, train, ctx)
             incoming(method, server, fold, down, up, ctx)

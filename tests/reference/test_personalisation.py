@@ -10,10 +10,10 @@ from reference import personalisation as reference
 from reference.personalisation import ALL, BODY, HEAD
 from sparing.core.round import starting_models, train_locally
 from sparing.core.tree import under
-from sparing.engines.engine import context
-from sparing.engines.evaluation import in_steps, tuned
-from sparing.run.config import study_from
-from sparing.run.start import fresh, settled
+from sparing.engines.engine import cohort_context
+from sparing.engines.evaluation import _job_in_steps, _tuned_job
+from sparing.runs.start import new_run, settle_study
+from sparing.runs.study import study_from
 
 LR, STEPS = 0.1, 4
 COUNTS = [5, 9, 3, 7]
@@ -31,12 +31,12 @@ def setting():
 def models_of(job, bank, server, t, ids, who, steps):
     """What these clients would have before round t + 1, tuned, or trained on as new ones are."""
     with torch.no_grad():
-        ctx = context(job, server, ids, t + 1)
+        ctx = cohort_context(job, server, ids, t + 1)
         state = bank.read(ctx.ids)
         models = starting_models(job.method, server, state, ctx)
         if who == "before":
             return models
-        how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
+        how = _tuned_job(job) if who == "after" else _job_in_steps(_tuned_job(job), steps)
         return dict(train_locally(how.method.local, how.train, models, under("local", state), ctx).after)
 
 
@@ -48,8 +48,8 @@ def play(method, engine="vector"):
     pairs = [(torch.tensor(x), torch.tensor(y)) for x, y in data]
     task = sparing.Task(model, pairs, test=[(x[:2], y[:2]) for x, y in pairs])
     values = {"method": method, "engine": engine, "plan": {"path": "loop", "chunk": 2}, "rounds": len(COHORTS)}
-    job, study = settled(study_from({**values, "local": {"steps": STEPS, "batch": 16, "lr": LR}}), task)
-    run = fresh(study, job, None)
+    job, study = settle_study(study_from({**values, "local": {"steps": STEPS, "batch": 16, "lr": LR}}), task)
+    run = new_run(study, job, None)
     for t, cohort in enumerate(COHORTS, 1):
         run.server, _ = run.engine.round(run.server, torch.tensor(cohort), t)
         yield run

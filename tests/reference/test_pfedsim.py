@@ -10,10 +10,10 @@ from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_row, first_server, incoming, outgoing, settle
-from sparing.core.tree import layout_of, rows, under
+from sparing.core.tree import layout_of, row_count, under
 from sparing.recipes.fedsim import fedsim
 from sparing.recipes.pfedsim import pfedsim
-from sparing.run.bank import MemoryBank
+from sparing.storage.bank import MemoryBank
 
 LAYOUT = layout_of(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Linear(5, 4), nn.Linear(4, 3)))
 HEAD, HOME = "2.weight", ("2.weight", "2.bias")
@@ -51,7 +51,7 @@ def play(method, model, moves):
             def train(lesson, ctx, cohort=cohort, starts=starts):
                 who = ctx.ids.tolist()
                 starts |= {
-                    k: {x: v[min(i, rows({x: v}) - 1)].numpy() for x, v in lesson.start.items()}
+                    k: {x: v[min(i, row_count({x: v}) - 1)].numpy() for x, v in lesson.start.items()}
                     for i, k in enumerate(who)
                 }
                 added = {x: np.stack([cohort[k][x] for k in who]).astype(np.float32) for x in lesson.start}

@@ -11,9 +11,9 @@ from reference import psfed as reference
 from sparing.core.compose import compose
 from sparing.core.method import Trained
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
-from sparing.core.tree import Layout, expand, flat, take
-from sparing.engines.stale import Stale
-from sparing.parts.masks import counts
+from sparing.core.tree import Layout, expand_rows, flat, take_rows
+from sparing.engines.divergence import Divergence
+from sparing.parts.share.schedule import shared_counts
 from sparing.recipes.psfed import psfed
 from sparing.train.gradient import gradient_at
 from sparing.train.losses import squared_error
@@ -44,20 +44,20 @@ def play(gradient=None, **options):
     """Rounds of the library: (ctx, server before, models at start, server after, report) of each, cohorts of four."""
     method = compose(LAYOUT, psfed(**options))
     server = first_server(method, MODEL, CLIENTS, gradient=gradient)
-    bank = expand(first_client(method, MODEL), CLIENTS)
+    bank = expand_rows(first_client(method, MODEL), CLIENTS)
     bank = {name: x.clone() for name, x in bank.items()}
     for t in range(1, ROUNDS + 1):
         ids = sorted({(t + i * i) % CLIENTS for i in range(4)})
         ctx = make_ctx(ids, t=t, clients=CLIENTS)
         ctx = changed(ctx, first=~server.seen[ctx.ids])
-        seen, stale = [], Stale(method, server.model)
+        seen, stale = [], Divergence(method, server.model)
 
         def watched(lesson, ctx, seen=seen):
             seen.append(one_row(lesson.start).expand(len(ctx.ids), -1).numpy())
             return training(lesson, ctx)
 
         fold, down = begin(method, server, ctx), outgoing(method, server, ctx)
-        up, state = client(stale.watching(method), take(bank, ctx.ids), down, watched, ctx)
+        up, state = client(stale.watching(method), take_rows(bank, ctx.ids), down, watched, ctx)
         for name, x in state.items():
             bank[name][ctx.ids] = x
         incoming(method, server, fold, down, up, ctx)
@@ -192,6 +192,6 @@ def test_a_drawn_mask_joined_with_magnitude(how):
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "step"])
 @pytest.mark.parametrize(("start", "p"), [(0.1, 0.5), (1.0, 0.25), (0.0, 1.0)])
 def test_schedules(schedule, start, p):
-    count = counts(10_007, p, start, 7, schedule)
+    count = shared_counts(10_007, p, start, 7, schedule)
     for t in range(1, 12):
         assert count(t) == reference.how_many(reference.fraction(t, p, start, 7, schedule), 10_007)

@@ -7,24 +7,24 @@ import torch
 from reference import robust as reference
 from sparing.core.compose import compose
 from sparing.core.method import Trained
-from sparing.core.registry import find
+from sparing.core.registry import find_recipe
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import Layout
-from sparing.parts import robust
+from sparing.parts.blend import robust
 from support import make_ctx
 
 SHAPES = {"w": (4, 3), "b": (5,), "one": ()}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32))
 RULES = [
-    (robust.median, reference.median, {}),
-    (robust.trimmed_mean(0.3), reference.trimmed_mean, {"share": 0.3}),
-    (robust.trimmed_mean(0.0), reference.trimmed_mean, {"share": 0.0}),
-    (robust.krum(0.3, 1), reference.krum, {"share": 0.3}),
-    (robust.krum(0.25, "most"), reference.krum, {"share": 0.25, "m": "most"}),
-    (robust.krum(0.0, 3), reference.krum, {"share": 0.0, "m": 3}),
-    (robust.krum(0.45, "most"), reference.krum, {"share": 0.45, "m": "most"}),
-    (robust.geometric_median(1e-6, 4), reference.geomed, {}),
-    (robust.geometric_median(0.5, 7), reference.geomed, {"nu": 0.5, "steps": 7}),
+    (robust.coordinate_median, reference.median, {}),
+    (robust.trimmed_mean_rule(0.3), reference.trimmed_mean, {"share": 0.3}),
+    (robust.trimmed_mean_rule(0.0), reference.trimmed_mean, {"share": 0.0}),
+    (robust.krum_rule(0.3, 1), reference.krum, {"share": 0.3}),
+    (robust.krum_rule(0.25, "most"), reference.krum, {"share": 0.25, "m": "most"}),
+    (robust.krum_rule(0.0, 3), reference.krum, {"share": 0.0, "m": 3}),
+    (robust.krum_rule(0.45, "most"), reference.krum, {"share": 0.45, "m": "most"}),
+    (robust.geometric_median_rule(1e-6, 4), reference.geomed, {}),
+    (robust.geometric_median_rule(0.5, 7), reference.geomed, {"nu": 0.5, "steps": 7}),
 ]
 
 
@@ -62,8 +62,8 @@ METHODS = [
 @pytest.mark.parametrize(("name", "options", "formula"), METHODS)
 def test_whole_rounds(name, options, formula, partly):
     """Also where every client shares a random part of its own."""
-    share = [find("psfed").make(fraction=0.5, per_client=True)] if partly else []
-    method = compose(LAYOUT, *share, find(name).make(**options))
+    share = [find_recipe("psfed").make(fraction=0.5, per_client=True)] if partly else []
+    method = compose(LAYOUT, *share, find_recipe(name).make(**options))
     model = {n: torch.zeros(1, *shape) for n, shape in SHAPES.items()}
     server, rng, moved = first_server(method, model, 12), np.random.default_rng(1), 0
     for t, ids in enumerate([[0, 3, 5, 6, 7, 8], [1, 2, 3, 4, 9, 10, 11], [2, 4, 6]], 1):

@@ -7,8 +7,8 @@ from torch import nn
 
 import sparing
 from reference import scaffold as reference
-from sparing.run.config import study_from
-from sparing.run.start import fresh, settled
+from sparing.runs.start import new_run, settle_study
+from sparing.runs.study import study_from
 
 LR, BATCH, EPOCHS = 0.05, 4, 3
 
@@ -22,8 +22,8 @@ def task_of(data, w, **more):
 
 def started(task, method, **study):
     values = {"method": method, "plan": {"path": "loop", "chunk": 2}, "rounds": 9, **study}
-    job, settled_study = settled(study_from(values), task)
-    return fresh(settled_study, job, None)
+    job, settled_study = settle_study(study_from(values), task)
+    return new_run(settled_study, job, None)
 
 
 def same_samples(rng, counts, d=3):

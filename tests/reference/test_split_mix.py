@@ -11,7 +11,7 @@ from torch import nn
 import sparing
 from reference import split_mix as reference
 from sparing.core.keys import hashes
-from sparing.parts.mix import split
+from sparing.parts.size.split_mix import split_by_width
 from support import make_ctx
 
 SAMPLES = [10, 25, 7, 40, 12]
@@ -43,7 +43,7 @@ def test_rounds_agree_with_the_reference(bases, clip):
         more = ctx.choose("split-mix", bases - 1, bases - k % bases - 1)[0].numpy()
         return reference.held(k, order, more)
 
-    first = numbers(split(dense(), bases, seed=SEED).state_dict(), bases)
+    first = numbers(split_by_width(dense(), bases, seed=SEED).state_dict(), bases)
     want = reference.play(first, data, chosen, rounds=3, lr=0.3, steps=4, clip=clip)
     result = sparing.run(
         sparing.Task(

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from sparing.core.method import Local, Phase
-from sparing.core.mix import Mix
-from sparing.task.clients import Clients
+from sparing.data.clients import Clients
+from sparing.parts.size.mixture import Mix
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from support import make_ctx

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sparing.core.tree import cat, sha256, to, tree_of
-from sparing.task.clients import Clients
+from sparing.core.tree import cat_trees, tree_of, tree_sha256, tree_to
+from sparing.data.clients import Clients
 from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.losses import cross_entropy, squared_error
 from sparing.train.paths import path_called
@@ -31,7 +31,7 @@ def plain(model, x, y):
 
 def test_each_client_its_own_model():
     models, data = [net() for _ in SIZES], cohort()
-    tree = cat([tree_of(model) for model in models])
+    tree = cat_trees([tree_of(model) for model in models])
     out = evaluate_rows(net(), cross_entropy, tree, data, torch.arange(4))
     assert out["count"].tolist() == SIZES
     for k in (0, 2, 3):
@@ -101,13 +101,18 @@ def test_evaluating_changes_nothing():
 
     for model in (net().train(), Careless()):
         data, tree = cohort(), tree_of(model)
-        before = sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled()
+        before = tree_sha256(tree_of(model)), tree_sha256(tree), torch.get_num_threads(), torch.is_grad_enabled()
         modes, rng = [layer.training for layer in model.modules()], torch.get_rng_state()
         evaluate_rows(model, cross_entropy, tree, data, torch.arange(4))
         four = {n: x.expand(4, *x.shape[1:]) for n, x in tree.items()}
         evaluate_rows(model, cross_entropy, four, data, torch.arange(4))
         evaluate_all(model, cross_entropy, tree, data.x, data.y)
-        assert before == (sha256(tree_of(model)), sha256(tree), torch.get_num_threads(), torch.is_grad_enabled())
+        assert before == (
+            tree_sha256(tree_of(model)),
+            tree_sha256(tree),
+            torch.get_num_threads(),
+            torch.is_grad_enabled(),
+        )
         assert modes == [layer.training for layer in model.modules()]
         assert torch.equal(torch.get_rng_state(), rng)
 
@@ -121,7 +126,7 @@ def test_gpu_agrees_with_the_cpu(static):
     tree = tree_of(model)
     here = evaluate_all(model, cross_entropy, tree, x, y, static)
     for place in ("cpu", "cuda"):
-        there = evaluate_all(model, cross_entropy, to(tree, "cuda"), x.to(place), y.to(place), static)
+        there = evaluate_all(model, cross_entropy, tree_to(tree, "cuda"), x.to(place), y.to(place), static)
         assert there == pytest.approx(here, abs=1e-3)
 
 
@@ -136,7 +141,7 @@ def test_stacked_models_score_as_one_by_one(norm):
         ]
     )
     models = [nn.Sequential(nn.Conv2d(1, 4, 3), norm(), nn.Flatten(), nn.Dropout(), nn.Linear(144, 3)) for _ in sizes]
-    tree, ids = cat([tree_of(model) for model in models]), torch.arange(4)
+    tree, ids = cat_trees([tree_of(model) for model in models]), torch.arange(4)
     loss = nn.CrossEntropyLoss(reduction="none")
     runners = [path_called(name).runner for name in ("loop", "stacked")]
     plain, fast = (evaluate_rows(models[0], loss, tree, data, ids, runner=runner) for runner in runners)

@@ -9,8 +9,8 @@ from torch import nn
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
-from sparing.core.tree import sha256, take, tree_of
-from sparing.task.clients import Clients
+from sparing.core.tree import take_rows, tree_of, tree_sha256
+from sparing.data.clients import Clients
 from sparing.train.keyed_layers import KeyedStep, dropout_keys, hook_keyed_layers
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
@@ -141,7 +141,7 @@ def test_rows_do_not_depend_on_cohort_or_chunk(make):
     whole, notes = train(model, cross_entropy, data, LOCAL, start, round_of([4, 0, 3, 2, 1], data))
     for k, i in enumerate([4, 0, 3, 2, 1]):
         single, note = train(model, cross_entropy, data, LOCAL, start, round_of([i], data))
-        assert sha256(take(whole, slice(k, k + 1))) == sha256(single)
+        assert tree_sha256(take_rows(whole, slice(k, k + 1))) == tree_sha256(single)
         assert torch.equal(notes["loss"][k : k + 1], note["loss"])
 
 
@@ -162,14 +162,14 @@ def test_the_world_is_left_as_it_was(make):
     torch.manual_seed(3)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(3)
-    before = torch.get_rng_state(), numpy_state(), sha256(tree_of(model)), torch.get_num_threads()
+    before = torch.get_rng_state(), numpy_state(), tree_sha256(tree_of(model)), torch.get_num_threads()
     modes = [layer.training for layer in model.modules()], [type(layer) for layer in model.modules()]
     with torch.no_grad():
         for path in ("loop", "loop-fast", *(["stacked"] if make is dropping else [])):
             train(model, cross_entropy, data, LOCAL, tree_of(model), round_of([0, 1], data), path=path)
             assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before[0])
-    assert (numpy_state(), sha256(tree_of(model)), torch.get_num_threads()) == before[1:]
+    assert (numpy_state(), tree_sha256(tree_of(model)), torch.get_num_threads()) == before[1:]
     torch.set_num_threads(threads_before)
     assert modes == ([layer.training for layer in model.modules()], [type(layer) for layer in model.modules()])
     assert all(p.grad is None and p.requires_grad for p in model.parameters())

@@ -12,8 +12,8 @@ from sparing.accel.train_choice import fastest_path
 from sparing.core.context import Ctx, context
 from sparing.core.keys import hashes
 from sparing.core.method import Local, Phase
-from sparing.core.tree import Tree, expand, layout_of, sha256, take, tree_of
-from sparing.task.clients import Clients
+from sparing.core.tree import Tree, expand_rows, layout_of, take_rows, tree_of, tree_sha256
+from sparing.data.clients import Clients
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from sparing.train.optim import velocities
@@ -126,14 +126,14 @@ def test_ragged_cohort_every_client_as_if_alone(make, name):
     truth, _ = train(exact, cross_entropy, replace(data, x=data.x.double()), local, tree_of(exact), ctx)
     assert after.keys() == model.state_dict().keys()
     for k, i in enumerate(ids):
-        mine = take(after, slice(k, k + 1))
+        mine = take_rows(after, slice(k, k + 1))
         wanted = alone(model, *data.client(i), local, start, ctx.at(slice(k, k + 1)))
-        assert sha256(mine) == sha256(wanted), f"client {i} of {SIZES[i]} samples"
+        assert tree_sha256(mine) == tree_sha256(wanted), f"client {i} of {SIZES[i]} samples"
         single, _ = train(model, cross_entropy, data, local, start, round_of([i], data))
-        assert sha256(mine) == sha256(single)
+        assert tree_sha256(mine) == tree_sha256(single)
         # BatchNorm over two samples is ill-conditioned: there the loop itself is far from the truth, too
-        slack = 1e-5 + 10 * worst(mine, take(truth, slice(k, k + 1)))
-        assert all(worst(take(other, slice(k, k + 1)), wanted) < slack < 1e-3 for other in others)
+        slack = 1e-5 + 10 * worst(mine, take_rows(truth, slice(k, k + 1)))
+        assert all(worst(take_rows(other, slice(k, k + 1)), wanted) < slack < 1e-3 for other in others)
 
 
 @pytest.mark.parametrize("make", [dense_bn, conv_bn])
@@ -158,7 +158,7 @@ def test_prox_against_autograd():
     for path in ("loop", "loop-fast", "stacked"):
         after, _ = train(model, cross_entropy, data, local, start, ctx, path=path)
         for k in (0, 1):
-            assert worst(take(after, slice(k, k + 1)), wanted[k]) < 1e-10
+            assert worst(take_rows(after, slice(k, k + 1)), wanted[k]) < 1e-10
         free, _ = train(model, cross_entropy, data, without, start, ctx, path=path)
         assert worst(after, free) > 1e-3
 
@@ -174,7 +174,7 @@ def test_phases_train_only_what_they_name(path):
     assert moved == body | head | {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
     for k in (0, 1):
         wanted = alone(model, *data.client(k), local, start, ctx.at(slice(k, k + 1)))
-        assert worst(take(after, slice(k, k + 1)), wanted) < 2e-5
+        assert worst(take_rows(after, slice(k, k + 1)), wanted) < 2e-5
 
 
 @pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
@@ -183,9 +183,9 @@ def test_clients_may_start_from_models_of_their_own(path):
     start = {name: torch.cat([x, x * 2 if x.is_floating_point() else x]) for name, x in tree_of(model).items()}
     after, _ = train(model, cross_entropy, data, local, start, round_of([0, 1], data), path=path)
     for k in (0, 1):
-        mine = take(start, slice(k, k + 1))
+        mine = take_rows(start, slice(k, k + 1))
         wanted = alone(model, *data.client(k), local, mine, round_of([k], data))
-        assert worst(take(after, slice(k, k + 1)), wanted) < 2e-5
+        assert worst(take_rows(after, slice(k, k + 1)), wanted) < 2e-5
 
 
 @pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
@@ -229,11 +229,11 @@ def test_fastest_path():
 
 def test_shared_start_leaves_are_not_written_to():
     model, data = built(dense_bn), cohort([20, 5])
-    start = expand(tree_of(model), 2)
-    before = sha256(start)
+    start = expand_rows(tree_of(model), 2)
+    before = tree_sha256(start)
     for path in ("loop", "loop-fast", "stacked"):
         train(model, cross_entropy, data, Local(), start, round_of([0, 1], data), path=path)
-    assert sha256(start) == before
+    assert tree_sha256(start) == before
 
 
 def two_rounds(
@@ -270,8 +270,8 @@ def test_kept_velocities_make_two_rounds_one_long_run(path):
     assert nothing == {}
     for k, i in enumerate(ids):
         wanted, velocity = long_run(model, *data.client(i), phase, round_of([i], data))
-        assert worst(take(after, slice(k, k + 1)), wanted) < 1e-12
-        assert worst(take(fresh, slice(k, k + 1)), wanted) > 1e-4, "without them the second round starts from rest"
+        assert worst(take_rows(after, slice(k, k + 1)), wanted) < 1e-12
+        assert worst(take_rows(fresh, slice(k, k + 1)), wanted) > 1e-4, "without them the second round starts from rest"
         for (name, _), v in zip(model.named_parameters(), velocity, strict=True):
             assert torch.allclose(memory[f"velocity/{name}"][k], v, rtol=0, atol=1e-12)
 
@@ -279,7 +279,7 @@ def test_kept_velocities_make_two_rounds_one_long_run(path):
 def test_kept_velocities_on_the_loop_path_are_row_exact():
     model, data, ids = built(dense_bn), cohort([20, 5, 33]), [2, 0, 1]
     local = Local((PHASES["momentum"],))
-    start, keep = expand(tree_of(model), 3), velocities(layout_of(model))
+    start, keep = expand_rows(tree_of(model), 3), velocities(layout_of(model))
     g = torch.Generator().manual_seed(2)
     old = {name: torch.randn(3, *x.shape[1:], generator=g) for name, x in keep.items()}
     one = {name: x.clone() for name, x in old.items()}
@@ -287,8 +287,8 @@ def test_kept_velocities_on_the_loop_path_are_row_exact():
     for k, i in enumerate(ids):
         mine = {name: x[k : k + 1].clone() for name, x in old.items()}
         single, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([i], data), memory=mine)
-        assert sha256(single) == sha256(take(after, slice(k, k + 1)))
-        assert sha256(mine) == sha256(take(one, slice(k, k + 1)))
+        assert tree_sha256(single) == tree_sha256(take_rows(after, slice(k, k + 1)))
+        assert tree_sha256(mine) == tree_sha256(take_rows(one, slice(k, k + 1)))
 
 
 @pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])

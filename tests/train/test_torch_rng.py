@@ -11,8 +11,8 @@ from torch import nn
 from sparing.core.context import context
 from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
-from sparing.core.tree import layout_of, sha256, tree_of
-from sparing.task.clients import Clients
+from sparing.core.tree import layout_of, tree_of, tree_sha256
+from sparing.data.clients import Clients
 from sparing.train import loop
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy
@@ -62,7 +62,7 @@ def rows(model, data, threads: int, lr: float = 0.1) -> list[tuple[str, str]]:
         memory = {name: x.clone().fill_(0.1) for name, x in velocities(layout_of(model)).items()}
         ctx = context(5, 2, 9, torch.tensor([i]), torch.tensor([SIZES[i]]), len(SIZES), sum(SIZES))
         after, _ = train(model, cross_entropy, data, local, start, ctx, memory=memory)
-        return sha256(dict(after)), sha256(memory)
+        return tree_sha256(dict(after)), tree_sha256(memory)
 
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(one, range(len(SIZES))))

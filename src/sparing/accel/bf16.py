@@ -1,10 +1,10 @@
 """Where local training in bfloat16 is refused."""
 
 from sparing.core.errors import ConfigError
-from sparing.train.lesson import Lesson
+from sparing.train.call import PathCall
 
 
-def refuse_half_on_cuda(lesson: Lesson) -> None:
+def refuse_half_on_cuda(lesson: PathCall) -> None:
     """There it is for recorded steps alone."""
     if lesson.precision == "bf16" and lesson.device.type == "cuda":
         raise ConfigError(

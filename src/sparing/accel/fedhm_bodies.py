@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 
 from sparing.accel.awaited import Awaited
-from sparing.accel.cuda import ready
-from sparing.core import factors, svd
+from sparing.accel.cuda import takes_kernels
 from sparing.core.context import Ctx
-from sparing.core.factors import squared as gram
 from sparing.core.method import Remembered, Report
 from sparing.core.ops import to_host
-from sparing.core.svd import TINY, Svd, sided, upright
-from sparing.core.threads import aside as run_aside
-from sparing.core.threads import intra_op
+from sparing.core.threads import intra_op, run_aside
 from sparing.core.tree import Tree
-from sparing.parts import lowrank
-from sparing.parts.lowrank import LowRank
+from sparing.parts import factors
+from sparing.parts.factors import gram_of_rows as gram
+from sparing.parts.size.fedhm import low_rank, svd
+from sparing.parts.size.fedhm.low_rank import LowRank
+from sparing.parts.size.fedhm.svd import TINY, Svd, sided, upright
 
 HOST = 192
 """The longest side of a matrix that a GPU hands to its host."""
@@ -32,17 +31,17 @@ LONG, PARTS = 4096, 16
 """Rows of so many numbers are cut into so many parts on a GPU: few sums come of them, and most of it would idle."""
 
 
-def product(a_K: Tensor, b_K: Tensor) -> Tensor:
-    """`factors.product`, in a kernel of ours, which does not depend on who is in the batch."""
-    if not ready(a_K) or a_K.dtype != torch.float32:
-        return factors.product.plain(a_K, b_K)
-    from sparing.accel.cuda.factors import products
+def fast_factor_product(a_K: Tensor, b_K: Tensor) -> Tensor:
+    """`factors.factor_product`, in a kernel of ours, which does not depend on who is in the batch."""
+    if not takes_kernels(a_K) or a_K.dtype != torch.float32:
+        return factors.factor_product.plain(a_K, b_K)
+    from sparing.accel.cuda.factors import factor_products
 
-    return products(a_K, b_K)
+    return factor_products(a_K, b_K)
 
 
-def squared(rows: Tensor) -> Tensor:
-    """`factors.squared`."""
+def fast_gram_of_rows(rows: Tensor) -> Tensor:
+    """`factors.gram_of_rows`."""
     parts = math.gcd(rows.shape[-1], PARTS) if rows.is_cuda and rows.shape[-1] >= LONG else 1
     if parts == 1:
         return rows @ rows.mT
@@ -50,7 +49,7 @@ def squared(rows: Tensor) -> Tensor:
     return (cut @ cut.mT).sum(-3)
 
 
-def begins_anew(m: Tensor, rank: int) -> bool:
+def fast_begins_anew(m: Tensor, rank: int) -> bool:
     """`svd.begins_anew`, or the host does it."""
     return _handed(m) or svd.begins_anew.plain(m, rank)
 
@@ -60,14 +59,14 @@ def _handed(m: Tensor) -> bool:
     return m.is_cuda and min(m.shape[1:]) <= HOST
 
 
-def decompose(plan: LowRank, model: Tree, old: Remembered, ctx: Ctx | None) -> tuple[Remembered, Report]:
-    """`lowrank.decompose`: where all matrices are small, they are decomposed while the device goes on."""
-    matrices = lowrank.matrices_of(plan, model)
+def fast_decompose_weights(plan: LowRank, model: Tree, old: Remembered, ctx: Ctx | None) -> tuple[Remembered, Report]:
+    """`low_rank.decompose`: where all matrices are small, they are decomposed while the device goes on."""
+    matrices = low_rank.matrices_of(plan, model)
     if not matrices or not all(map(_handed, matrices)):
-        return lowrank.decompose.plain(plan, model, old, ctx)
+        return low_rank.decompose_weights.plain(plan, model, old, ctx)
     soon = _exact_soon(matrices, [rank for *_, rank in plan.groups])
-    state = Awaited(lambda: lowrank.factors_from(plan, soon.svds()))
-    return state, Awaited(lambda: {**lowrank.quality(plan, soon.strengths()), "fallbacks": 0.0})
+    state = Awaited(lambda: low_rank.factors_from(plan, soon.svds()))
+    return state, Awaited(lambda: {**low_rank.factor_quality(plan, soon.strengths()), "fallbacks": 0.0})
 
 
 class Soon(NamedTuple):
@@ -111,10 +110,10 @@ def _resolved(gram: Tensor, rank: int) -> tuple[tuple[Tensor, Tensor], list[Tens
     return (torch.from_numpy(squares.sum(1)), values), [values, torch.from_numpy(v.copy()), torch.from_numpy(over)]
 
 
-def strongest(grams: list[Tensor], ranks: list[int]) -> list[Tensor]:
-    """`svd.strongest`; those for the host go there and come back together."""
+def fast_strongest_eigenvectors(grams: list[Tensor], ranks: list[int]) -> list[Tensor]:
+    """`svd.strongest_eigenvectors`; those for the host go there and come back together."""
     if not grams or not grams[0].is_cuda:
-        return svd.strongest.plain(grams, ranks)
+        return svd.strongest_eigenvectors.plain(grams, ranks)
     small = [i for i, gram in enumerate(grams) if gram.shape[1] <= HOST]
     near = dict(zip(small, _moved([grams[i] for i in small], torch.device("cpu")), strict=True))
     found = [

@@ -13,9 +13,9 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from sparing.accel.cuda import ready
+from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product
-from sparing.accel.rows import side_by_side
+from sparing.accel.rows import in_one_row
 from sparing.core import fold, votes
 from sparing.core.context import Ctx
 from sparing.core.errors import UploadError
@@ -28,12 +28,12 @@ BLOCK = 1 << 16
 FEW = 1 << 15  # values of all clients up to which the number of operations is what costs
 
 
-def add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> Tree:
+def fast_add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> Tree:
     """`fold.add_to_sums`; the sums that come in are used up."""
     first = next(iter(update.values()), None)
     if first is None:
         return sums
-    if ready(first) and all(x.dtype == torch.float32 for x in update.values()):
+    if takes_kernels(first) and all(x.dtype == torch.float32 for x in update.values()):
         return _add_at_once(sums, update, place(share_K, first.device), grid, ctx)
     if first.is_cuda:
         formed = {name: x + 0 if isinstance(x, Product) else x for name, x in update.items()}
@@ -92,7 +92,7 @@ def _accumulate_few(total: Tensor, update: Tensor, share_K: Tensor, magic: float
 
 def _add_at_once(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> Tree:
     """On a GPU, all tensors at once: those of every client, and those that come as products."""
-    from sparing.accel.cuda.fold import folded
+    from sparing.accel.cuda.fold import fold_rows
 
     out = dict(sums)
     products = {n: x for n, x in update.items() if isinstance(x, Product) and x.whole is None}
@@ -104,7 +104,7 @@ def _add_at_once(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
         sizes = tuple(x.shape[1] for x in parts)
         before = _sums_before(sums, names) if sums else None
         places = tuple(grid.places[name] for name in names)
-        worst = folded(before, side_by_side(parts), share, grid.limits, sizes, places, total)
+        worst = fold_rows(before, in_one_row(parts), share, grid.limits, sizes, places, total)
         for (name, x), part in zip(names.items(), total.split(sizes), strict=True):
             out[name] = part.view(1, *x.shape[1:])
         return worst
@@ -128,11 +128,13 @@ def _add_at_once(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx
 
 def _sums_before(sums: Tree, names: Tree) -> Tensor:
     """In one row; zeros for those that nobody has added to."""
-    parts = [sums[n].view(-1) if n in sums else sums_like(sums, math.prod(x.shape[1:])) for n, x in names.items()]
+    parts = [
+        sums[n].view(-1) if n in sums else _zeros_like_sums(sums, math.prod(x.shape[1:])) for n, x in names.items()
+    ]
     return torch.cat(parts)
 
 
-def sums_like(sums: Tree, n: int) -> Tensor:
+def _zeros_like_sums(sums: Tree, n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.float64, device=next(iter(sums.values())).device)
 
 
@@ -172,7 +174,7 @@ def _number(x: float, device: torch.device) -> Tensor:
     return place(torch.tensor(x, dtype=torch.float64), device)
 
 
-def add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
+def fast_add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
     """`votes.add_votes`, on a GPU as one product."""
     if scope.is_cuda:
         dense.add_((place(share_K, dense.device) @ scope.flatten(1).double()).reshape(dense.shape))
@@ -181,7 +183,7 @@ def add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
         dense.add_(scope[k : k + 1], alpha=share)
 
 
-def divide_by_votes(sums: Tree, counted: dict[str, Votes]) -> tuple[Tree, dict[str, Tensor | None]]:
+def fast_divide_by_votes(sums: Tree, counted: dict[str, Votes]) -> tuple[Tree, dict[str, Tensor | None]]:
     """`votes.divide_by_votes`, on a GPU without asking it whether somebody's weight is more than nothing."""
     first = next(iter(sums.values()), None)
     if first is None or not first.is_cuda:

@@ -22,15 +22,19 @@ from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
 from sparing.accel.train_cuda.captured import train_recorded_or_stacked
 from sparing.accel.train_stacked.scores import stacked_scores
-from sparing.core import factors, fold, gaussian, keys, ops, reduce, svd, tree, votes
+from sparing.core import fold, gaussian, keys, ops, reduce, tree, votes
 from sparing.core.operation import Operation, register
-from sparing.core.wire import count
-from sparing.engines import sizes, stale
-from sparing.parts import lowrank, quant, selectors, stein
-from sparing.run import bank
-from sparing.train import lesson, optim
+from sparing.engines import divergence, parcel_sizes
+from sparing.parts import factors
+from sparing.parts.blend import stein
+from sparing.parts.code import quantisers
+from sparing.parts.share import selectors
+from sparing.parts.size.fedhm import low_rank, svd
+from sparing.storage import bank
+from sparing.train import call, optim
 from sparing.train.evaluate import Runner
 from sparing.train.paths import PATHS, TrainPath
+from sparing.wire import count
 
 SWITCH = "SPARING_PLAIN"
 
@@ -53,46 +57,46 @@ def _install_paths() -> None:
 
 
 BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
-    (ops.clear, tree_bodies.clear),
-    (ops.overlay, tree_bodies.overlay),
-    (ops.increments, tree_bodies.increments),
-    (ops.against, tree_bodies.against),
-    (ops.add_each, tree_bodies.add_each),
-    (ops.move, tree_bodies.move),
-    (ops.bounds, tree_bodies.bounds),
-    (ops.is_formed, tree_bodies.is_formed),
-    (ops.place, transfer.place),
-    (ops.constants, transfer.constants),
-    (ops.to_host, transfer.to_host),
-    (tree.cleared, transfer.cleared),
-    (ops.restrict, grown.restrict),
-    (fold.add_to_sums, fold_bodies.add_to_sums),
-    (votes.add_votes, fold_bodies.add_votes),
-    (votes.divide_by_votes, fold_bodies.divide_by_votes),
-    (reduce.total, reduce_bodies.total),
-    (reduce.dots, reduce_bodies.dots),
-    (reduce.largest, reduce_bodies.largest),
-    (reduce.keep_largest, reduce_bodies.keep_largest),
-    (keys.choose, reduce_bodies.choose),
-    (gaussian.root, reduce_bodies.root),
-    (selectors.least_of, reduce_bodies.least_of),
-    (quant.codes_of_leaf, quantise_bodies.codes_of_leaf),
-    (quant.values_of_leaf, quantise_bodies.values_of_leaf),
-    (stein.targets, stein_bodies.targets),
-    (stein.coefficients, stein_bodies.coefficients),
-    (stein.shrink_and_follow, stein_bodies.shrink_and_follow),
-    (factors.product, fedhm_bodies.product),
-    (factors.squared, fedhm_bodies.squared),
-    (svd.begins_anew, fedhm_bodies.begins_anew),
-    (svd.strongest, fedhm_bodies.strongest),
-    (lowrank.decompose, fedhm_bodies.decompose),
-    (count.index_sizes, wire_bodies.index_sizes),
-    (sizes.join_sizes, joined_sizes.join_sizes),
-    (sizes.upload_sizes, joined_sizes.upload_sizes),
-    (sizes.download_sizes, joined_sizes.download_sizes),
-    (stale.spreads, engine_bodies.spreads),
-    (bank.mix_rows, engine_bodies.mix_rows),
-    (optim.add_product, engine_bodies.add_product),
-    (lesson.seems_finite, engine_bodies.seems_finite),
+    (ops.clear, tree_bodies.fast_clear),
+    (ops.overlay, tree_bodies.fast_overlay),
+    (ops.increments, tree_bodies.fast_increments),
+    (ops.against_model, tree_bodies.fast_against_model),
+    (ops.add_each, tree_bodies.fast_add_each),
+    (ops.move_model, tree_bodies.fast_move_model),
+    (ops.bounds, tree_bodies.fast_bounds),
+    (ops.is_formed, tree_bodies.fast_is_formed),
+    (ops.place, transfer.fast_place),
+    (ops.constants, transfer.fast_constants),
+    (ops.to_host, transfer.fast_to_host),
+    (tree.cleared, transfer.fast_cleared),
+    (ops.restrict, grown.fast_restrict),
+    (fold.add_to_sums, fold_bodies.fast_add_to_sums),
+    (votes.add_votes, fold_bodies.fast_add_votes),
+    (votes.divide_by_votes, fold_bodies.fast_divide_by_votes),
+    (reduce.total, reduce_bodies.fast_total),
+    (reduce.dots, reduce_bodies.fast_dots),
+    (reduce.largest_in_rows, reduce_bodies.fast_largest_in_rows),
+    (reduce.keep_largest, reduce_bodies.fast_keep_largest),
+    (keys.choose, reduce_bodies.fast_choose),
+    (gaussian.exact_root, reduce_bodies.fast_exact_root),
+    (selectors.kth_largest, reduce_bodies.fast_kth_largest),
+    (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
+    (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
+    (stein.stein_targets, stein_bodies.fast_stein_targets),
+    (stein.stein_coefficients, stein_bodies.fast_stein_coefficients),
+    (stein.shrink_and_follow, stein_bodies.fast_shrink_and_follow),
+    (factors.factor_product, fedhm_bodies.fast_factor_product),
+    (factors.gram_of_rows, fedhm_bodies.fast_gram_of_rows),
+    (svd.begins_anew, fedhm_bodies.fast_begins_anew),
+    (svd.strongest_eigenvectors, fedhm_bodies.fast_strongest_eigenvectors),
+    (low_rank.decompose_weights, fedhm_bodies.fast_decompose_weights),
+    (count.index_sizes, wire_bodies.fast_index_sizes),
+    (parcel_sizes.join_sizes, joined_sizes.fast_join_sizes),
+    (parcel_sizes.upload_sizes, joined_sizes.fast_upload_sizes),
+    (parcel_sizes.download_sizes, joined_sizes.fast_download_sizes),
+    (divergence.difference_sums, engine_bodies.fast_difference_sums),
+    (bank.mix_rows, engine_bodies.fast_mix_rows),
+    (optim.add_product, engine_bodies.fast_add_product),
+    (call.seems_finite, engine_bodies.fast_seems_finite),
 )
 """Every operation that has a faster body, and that."""

@@ -12,23 +12,23 @@ from torch import Tensor
 
 from sparing.accel.lazy_product import Product
 from sparing.core.context import Ctx, context
-from sparing.core.download import fits
-from sparing.core.factors import in_shape, parts_of
-from sparing.core.factors import product as multiplied
+from sparing.core.download import is_whole_model
 from sparing.core.method import Fit, Method, Remembered
 from sparing.core.parcel import Parcel
 from sparing.core.tree import Masks, Tree, cleared
-from sparing.core.wire import Later, plain_sizes
-from sparing.engines import sizes as plain
+from sparing.engines import parcel_sizes as plain
 from sparing.engines.engine import Job
-from sparing.parts.lowrank import LowRank, cut_factors
+from sparing.parts.factors import factor_names, in_shape
+from sparing.parts.factors import factor_product as multiplied
+from sparing.parts.size.fedhm.low_rank import LowRank, cut_factors
+from sparing.wire import Later, plain_sizes
 
 
 class JoinedFit(Fit):
     """A fit whose clients of all factored sizes have the shapes of one."""
 
 
-def join_sizes(job: Job) -> Job:
+def fast_join_sizes(job: Job) -> Job:
     """`sizes.join_sizes`, where nothing in the method looks at the entries or shapes of what travels."""
     device = next((x.device for x in job.initial.values()), torch.device("cpu"))
     joined = join_ranks(job.method) if job.path == "stacked" and device.type == "cuda" else None
@@ -69,15 +69,15 @@ def _cut_padded(plan: LowRank, state: Remembered, model: Tree, size: int, ctx: C
     if len(set(own)) == 1 and own[0] == size:
         return out
     for name in plan.ranks[size]:
-        a, b = parts_of(name)
+        a, b = factor_names(name)
         rank_K = ctx.placed(torch.tensor([plan.ranks[one][name] for one in own]))
-        out[a], out[b] = padded(out[a], out[b], rank_K)
+        out[a], out[b] = pad_factors(out[a], out[b], rank_K)
     return out
 
 
 def _multiply_joined(plan: LowRank, resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, Masks]:
     """`multiply_factors`; dense layers as products, of which the last bits may depend on who is in the call."""
-    whole = {name: _summable(*(resized[part] for part in parts_of(name))) for name in plan.ranks[size]}
+    whole = {name: _summable(*(resized[part] for part in factor_names(name))) for name in plan.ranks[size]}
     whole = {name: in_shape(x, plan.layout.shapes[name]) for name, x in whole.items()}
     return whole, dict.fromkeys(whole)
 
@@ -86,12 +86,12 @@ def _summable(a_K: Tensor, b_K: Tensor) -> Tensor:
     return multiplied(a_K, b_K) if a_K.ndim == 5 else Product(a_K.mT, b_K)
 
 
-def padded(a: Tensor, b: Tensor, rank_K: Tensor) -> tuple[Tensor, Tensor]:
+def pad_factors(a: Tensor, b: Tensor, rank_K: Tensor) -> tuple[Tensor, Tensor]:
     """Factors `[1, m, r(, kh, 1)]` and `[1, r, n(, 1, kw)]` that all share, for K clients: zero beyond their ranks.
 
     Training leaves these zeros as they are: the gradient of either factor is a product with the other one.
 
-    >>> padded(torch.ones(1, 1, 2), torch.ones(1, 2, 1), torch.tensor([1, 2]))[0]
+    >>> pad_factors(torch.ones(1, 1, 2), torch.ones(1, 2, 1), torch.tensor([1, 2]))[0]
     tensor([[[1., 0.]],
     <BLANKLINE>
             [[1., 1.]]])
@@ -100,16 +100,16 @@ def padded(a: Tensor, b: Tensor, rank_K: Tensor) -> tuple[Tensor, Tensor]:
     return cleared(a, within.view(len(within), 1, -1, *ones)), cleared(b, within.view(len(within), -1, 1, *ones))
 
 
-def upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx) -> Later:
+def fast_upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx) -> Later:
     """`sizes.upload_sizes`, of each client in its own rank."""
     if _differ(method, ctx):
         return _own_sizes(method, parcel, ctx)
     return plain.upload_sizes.plain(method, parcel, who, ctx)
 
 
-def download_sizes(method: Method, past: Tree, parcel: Parcel, ctx: Ctx) -> Later:
+def fast_download_sizes(method: Method, past: Tree, parcel: Parcel, ctx: Ctx) -> Later:
     """`sizes.download_sizes`, of each client in its own rank."""
-    if _differ(method, ctx) and not fits(past, parcel):
+    if _differ(method, ctx) and not is_whole_model(past, parcel):
         return _own_sizes(method, parcel, ctx)
     return plain.download_sizes.plain(method, past, parcel, ctx)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
-from sparing.accel.cuda import ready
+from sparing.accel.cuda import takes_kernels
 
 
 class Product(Tensor):
@@ -54,7 +54,7 @@ class Product(Tensor):
     def at_most(self) -> Tensor:
         """No entry is larger than this; NaN or infinity if a factor has one."""
         if self.most is None:
-            left, right = (largest(x).double() for x in (self.left, self.right))
+            left, right = (_largest_entry(x).double() for x in (self.left, self.right))
             self.most = left * right * self.left.shape[1] + self.base_at_most()
         return self.most
 
@@ -66,7 +66,7 @@ class Product(Tensor):
         return left * right * self.left.shape[1] + self.base_at_most()
 
     def base_at_most(self) -> Tensor | float:
-        return 0.0 if self.base is None else largest(self.base).double()
+        return 0.0 if self.base is None else _largest_entry(self.base).double()
 
     def weighted(self, weight_K: Tensor) -> Tensor:
         """The sum over clients, each times its weight, as one product: `[1, out, in]`."""
@@ -80,32 +80,32 @@ class Product(Tensor):
             left = (self.left * weight_K.to(self.dtype)[:, None, None]).flatten(0, 1)
             total = (left.T @ right)[None]
             return total if self.base is None else total - self.base * weight_K.sum().to(self.dtype)
-        thirds = in_thirds(self.left, weight_K)
-        return multiplied(thirds.T[None], right[None]).view(3, -1, right.shape[1])
+        thirds = _in_thirds(self.left, weight_K)
+        return multiply_factors_of(thirds.T[None], right[None]).view(3, -1, right.shape[1])
 
 
-def less(x: Tensor, base: Tensor) -> Tensor:
+def subtract_lazily(x: Tensor, base: Tensor) -> Tensor:
     """`x - base [1, out, in]`, or a product from another one; a product of float32 factors stays one.
 
     >>> one, two = (Product(torch.full((3, 1, 2), i), torch.ones(3, 1, 4)) for i in (3.0, 1.0))
-    >>> x = less(one, two)
+    >>> x = subtract_lazily(one, two)
     >>> isinstance(x, Product), x.left.shape, float(x.sum())
     (True, torch.Size([3, 2, 2]), 48.0)
     """
-    if factors(x) and factors(base):
+    if is_plain_product(x) and is_plain_product(base):
         return Product(torch.cat([x.left, -base.left], 1), torch.cat([x.right, base.right], 1))
-    return Product(x.left, x.right, None, base) if factors(x) else x - base
+    return Product(x.left, x.right, None, base) if is_plain_product(x) else x - base
 
 
-def factors(x: Tensor) -> TypeGuard[Product]:
+def is_plain_product(x: Tensor) -> TypeGuard[Product]:
     """Whether this is two factors and no more, in float32 or float64."""
     return isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16
 
 
-def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
+def _in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
     """`left [K, r, out]` times weights as three numbers in bfloat16 each, `[K r, 3 out]`: all the bits of a float32."""
-    if ready(left):
-        from sparing.accel.cuda.fold import in_thirds as at_once
+    if takes_kernels(left):
+        from sparing.accel.cuda.fold import left_in_thirds as at_once
 
         return at_once(left, weight_K)
     rest, thirds = (left.float() * weight_K.float()[:, None, None]).flatten(0, 1), []
@@ -115,7 +115,7 @@ def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
     return torch.cat(thirds, 1)
 
 
-def largest(x: Tensor) -> Tensor:
+def _largest_entry(x: Tensor) -> Tensor:
     """The largest magnitude, NaN if there is one."""
     if x.is_cuda:
         return torch.linalg.vector_norm(x, math.inf)
@@ -126,7 +126,7 @@ def formed(x: Any) -> Any:
     """The same with every product in it formed."""
     if isinstance(x, Product):
         if x.whole is None:
-            x.whole = multiplied(x.left.mT, x.right)
+            x.whole = multiply_factors_of(x.left.mT, x.right)
             x.whole = x.whole if x.base is None else x.whole - x.base
         return x.whole
     if isinstance(x, dict):
@@ -134,7 +134,7 @@ def formed(x: Any) -> Any:
     return type(x)(map(formed, x)) if type(x) in (list, tuple) else x
 
 
-def multiplied(a: Tensor, b: Tensor) -> Tensor:
+def multiply_factors_of(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype != torch.bfloat16:
         return torch.bmm(a, b)
     return torch.bmm(a, b, out_dtype=torch.float32) if a.is_cuda else torch.bmm(a.float(), b.float())

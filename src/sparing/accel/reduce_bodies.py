@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.accel.cuda import ready
+from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product, formed
-from sparing.accel.rows import side_by_side
+from sparing.accel.rows import in_one_row
 from sparing.core import gaussian, keys, reduce
 from sparing.core.keys import WORD, hashes
 from sparing.core.ops import constants
-from sparing.core.reduce import Term, blocks_of
+from sparing.core.reduce import Term, row_blocks
 
 LONG = 1 << 18
 """Rows of so many numbers are worth a look at which of them matter, on a CPU."""
@@ -27,14 +27,14 @@ DRAWN = 1 << 17
 # --------------------------------------------------------------------------------------------------------------- draws
 
 
-def choose(of: Tensor, d: int, k: int) -> Tensor:
+def fast_choose(of: Tensor, d: int, k: int) -> Tensor:
     """`keys.choose`. Beyond one block only a narrow band around the cut is sorted."""
     if not 0 < k < d:
         return keys.choose.plain(of, d, k)
-    if ready(of):
+    if takes_kernels(of):
         from sparing.accel.cuda import select
 
-        return select.choose(of, d, k)
+        return select.choose_positions(of, d, k)
     if d > DRAWN:
         return torch.stack([_choose_in_band(key, d, k) for key in of.split(1)])
     return keys.choose.plain(of, d, k)
@@ -67,31 +67,31 @@ def _word_at(u: float) -> int:
     return min(max(int(u * 2.0**64), 0), WORD) - (1 << 63)
 
 
-def root(x: Tensor) -> Tensor:
-    """`gaussian.root`: a GPU's own is correctly rounded."""
-    return x.sqrt() if x.is_cuda else gaussian.root.plain(x)
+def fast_exact_root(x: Tensor) -> Tensor:
+    """`gaussian.exact_root`: a GPU's own is correctly rounded."""
+    return x.sqrt() if x.is_cuda else gaussian.exact_root.plain(x)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sums
 
 
-def total(x: Tensor) -> Tensor:
+def fast_total(x: Tensor) -> Tensor:
     """`reduce.total` in kernels."""
-    if not ready(x) or not x.numel():
+    if not takes_kernels(x) or not x.numel():
         return reduce.total.plain(x)
     from sparing.accel.cuda import sums
 
     x = x.reshape(x.shape[0], -1)
-    x = sums.block_sums(x, blocks_of(x.shape[1]))
+    x = sums.sum_blocks(x, row_blocks(x.shape[1]))
     while x.shape[1] > 1:
-        x = sums.block_sums(x, blocks_of(x.shape[1]))
+        x = sums.sum_blocks(x, row_blocks(x.shape[1]))
     return x[:, 0]
 
 
-def dots(terms: list[Term], k: int) -> Tensor:
+def fast_dots(terms: list[Term], k: int) -> Tensor:
     """`reduce.dots` of all terms side by side, in one launch, then all of their blocks together."""
     both = any(term.plus is not None for term in terms) and any(term.minus is not None for term in terms)
-    if both or not ready(terms[0].x):
+    if both or not takes_kernels(terms[0].x):
         return reduce.dots.plain([_with_rows(term, k) for term in terms], k)
     from sparing.accel.cuda.sums import block_products
 
@@ -102,7 +102,7 @@ def dots(terms: list[Term], k: int) -> Tensor:
     other = x if all(a is b for a, b in zip(xs, others, strict=True)) else _joined(others, shapes, 0.0)
     given = [x, shift, other, _joined(masks, shapes, True)]
     found = block_products(given, k, tuple(map(math.prod, shapes)))
-    return total(found.flatten(0, 2)).view(planes, k, len(terms))
+    return fast_total(found.flatten(0, 2)).view(planes, k, len(terms))
 
 
 def _with_rows(term: Term, k: int) -> Term:
@@ -124,7 +124,7 @@ def _joined(parts: Sequence[Tensor | None], shapes: list[torch.Size], gap: float
         fill, there = torch.full((1,), gap, dtype=some[0].dtype, device=some[0].device), iter(some)
         some = [fill.view(1, *[1] * len(n)) if x is None else next(there) for x, n in zip(parts, shapes, strict=True)]
     whole = [(most, *shape) for shape in shapes]
-    return side_by_side([x if x.shape == n else x.expand(n) for x, n in zip(some, whole, strict=True)])
+    return in_one_row([x if x.shape == n else x.expand(n) for x, n in zip(some, whole, strict=True)])
 
 
 def _once(x: Tensor) -> Tensor:
@@ -136,15 +136,15 @@ def _once(x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------- largest
 
 
-def largest(x: Tensor, k: int | Tensor) -> Tensor:
-    """`reduce.largest`."""
-    if ready(x) and x.dtype == torch.float32:
+def fast_largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
+    """`reduce.largest_in_rows`."""
+    if takes_kernels(x) and x.dtype == torch.float32:
         from sparing.accel.cuda import select
 
         k = k if isinstance(k, Tensor) else constants((k,), x.device)
-        return select.largest(x, (x.shape[1],), k.expand(x.shape[0])[:, None])[0]
+        return select.largest_stretches(x, (x.shape[1],), k.expand(x.shape[0])[:, None])[0]
     if x.device.type != "cpu" or x.shape[1] < LONG:
-        return reduce.largest.plain(x, k)
+        return reduce.largest_in_rows.plain(x, k)
     k_K = torch.as_tensor(k).expand(x.shape[0]).clamp(0, x.shape[1]).tolist()
     long = torch.zeros_like(x, dtype=torch.bool)
     for row, out, count in zip(x, long, k_K, strict=True):
@@ -152,11 +152,11 @@ def largest(x: Tensor, k: int | Tensor) -> Tensor:
     return long
 
 
-def keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple[Tensor, Tensor]]:
+def fast_keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple[Tensor, Tensor]]:
     """`reduce.keep_largest`, all tensors of a GPU in one go."""
     values = formed(values)
     alike = len({(x.dtype, x.shape[0]) for x in values}) == 1
-    if not alike or not all(ready(x) and x.dtype == torch.float32 for x in values):
+    if not alike or not all(takes_kernels(x) and x.dtype == torch.float32 for x in values):
         return reduce.keep_largest.plain(values, counts)
     from sparing.accel.cuda import select
 
@@ -167,7 +167,7 @@ def keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple
     else:
         each = [constants((n,), device) if isinstance(n, int) else n for n in counts]
         count_KS = torch.stack([n.expand(k) for n in each], dim=1)
-    masks, kept = select.largest(side_by_side(values), lengths, count_KS)
+    masks, kept = select.largest_stretches(in_one_row(values), lengths, count_KS)
     parts = zip(masks.split(lengths, dim=1), kept.split(lengths, dim=1), values, strict=True)
     return [(mask.view(x.shape), value.view(x.shape)) for mask, value, x in parts]
 
@@ -221,8 +221,8 @@ def true_at(mask: Tensor) -> np.ndarray:
     return np.flatnonzero(mask.numpy())
 
 
-def least_of(score: Tensor, k: int) -> Tensor:
-    """`selectors.least_of`: on a GPU `kthvalue` would leave a long row to one block of threads."""
+def fast_kth_largest(score: Tensor, k: int) -> Tensor:
+    """`selectors.kth_largest`: on a GPU `kthvalue` would leave a long row to one block of threads."""
     if score.is_cuda:
         return score.topk(k, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
     return score.kthvalue(score.shape[1] - k + 1, dim=1, keepdim=True).values

@@ -10,11 +10,11 @@ from torch import Tensor
 from sparing.core.tree import flat
 
 
-def side_by_side(parts: Sequence[Tensor]) -> Tensor:
+def in_one_row(parts: Sequence[Tensor]) -> Tensor:
     """Leaves `[K, ...]` side by side in rows, `[K, n]`: not copied where they stand so already.
 
     >>> whole = torch.arange(10).view(2, 5)
-    >>> side_by_side([whole[:, :1], whole[:, 1:].view(2, 2, 2)]).data_ptr() == whole.data_ptr()
+    >>> in_one_row([whole[:, :1], whole[:, 1:].view(2, 2, 2)]).data_ptr() == whole.data_ptr()
     True
     """
     shapes = [x.shape for x in parts]

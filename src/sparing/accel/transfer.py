@@ -9,18 +9,18 @@ from torch import Tensor
 from sparing.core import ops, tree
 
 
-def place(x: Tensor, device: torch.device) -> Tensor:
+def fast_place(x: Tensor, device: torch.device) -> Tensor:
     """`ops.place`; the host does not wait until the device has come so far."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" and not x.is_cuda else x.to(device)
 
 
 @lru_cache(maxsize=256)
-def constants(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+def fast_constants(numbers: tuple[int, ...], device: torch.device) -> Tensor:
     """`ops.constants`, brought there once, since a copy is waited for."""
     return torch.tensor(numbers, dtype=torch.int64).to(device)
 
 
-def to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+def fast_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """`ops.to_host`, all tensors of a device in one copy; it is waited for by whoever calls what this gives."""
     there = [i for i, x in enumerate(tensors) if x.is_cuda]
     if not there:
@@ -43,13 +43,13 @@ def to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     return arrived
 
 
-def cleared(value: Tensor, mask: Tensor | None) -> Tensor:
+def fast_cleared(value: Tensor, mask: Tensor | None) -> Tensor:
     """`tree.cleared` with a zero that is made once: on a device it would be an operation each time."""
     if mask is None or not value.is_cuda:
         return tree.cleared.plain(value, mask)
-    return torch.where(mask, value, zero(value.dtype, value.device))
+    return torch.where(mask, value, _zero(value.dtype, value.device))
 
 
 @cache
-def zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros((), dtype=dtype, device=device)

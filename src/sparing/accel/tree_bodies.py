@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sparing.accel.cuda import ready
+from sparing.accel.cuda import takes_kernels
 from sparing.accel.grown import Grown, since
-from sparing.accel.lazy_product import Product, formed, less
-from sparing.accel.rows import side_by_side
+from sparing.accel.lazy_product import Product, formed, subtract_lazily
+from sparing.accel.rows import in_one_row
 from sparing.core import ops
 from sparing.core.tree import Masks, Tree, cleared
 
 
-def clear(tree: Tree, masks: Masks) -> Tree:
+def fast_clear(tree: Tree, masks: Masks) -> Tree:
     """`ops.clear`, many tensors of a GPU in one operation."""
     shared = {name: mask for name, mask in masks.items() if mask is not None}
     some = [n for n, mask in shared.items() if mask.is_cuda and mask.shape == tree[n].shape and mask.numel()]
@@ -24,34 +24,37 @@ def clear(tree: Tree, masks: Masks) -> Tree:
         some = []
     values: Tree = {}
     if some:
-        row = cleared(side_by_side([tree[name] for name in some]), side_by_side([shared[name] for name in some]))
+        row = cleared(in_one_row([tree[name] for name in some]), in_one_row([shared[name] for name in some]))
         parts = row.split([math.prod(tree[name].shape[1:]) for name in some], 1)
         values = {name: part.view(tree[name].shape) for name, part in zip(some, parts, strict=True)}
     return {name: values[name] if name in values else cleared(tree[name], mask) for name, mask in masks.items()}
 
 
-def overlay(own: Tree, new: Tree, masks: Masks) -> Tree:
+def fast_overlay(own: Tree, new: Tree, masks: Masks) -> Tree:
     """`ops.overlay`, parts of tensors of a GPU in one pass."""
     parts = {n: (own[n], x, mask) for n, x in new.items() if (mask := masks.get(n)) is not None}
     fine = {
         name: (mine, x, mask)
         for name, (mine, x, mask) in parts.items()
-        if ready(mine) and mine.dtype == x.dtype == torch.float32 and mine.numel() and mask.shape[1:] == mine.shape[1:]
+        if takes_kernels(mine)
+        and mine.dtype == x.dtype == torch.float32
+        and mine.numel()
+        and mask.shape[1:] == mine.shape[1:]
     }
     if not fine:
         return ops.overlay.plain(own, new, masks)
-    from sparing.accel.cuda.cut import overlay as at_once
+    from sparing.accel.cuda.cut import overlay_parts as at_once
 
     written = dict(zip(fine, at_once(list(fine.values())), strict=True))
     return own | ops.overlay.plain(own, {n: x for n, x in new.items() if n not in fine}, masks) | written
 
 
-def increments(after: Mapping[str, Tensor], base: Tree, masks: Masks) -> Tree:
+def fast_increments(after: Mapping[str, Tensor], base: Tree, masks: Masks) -> Tree:
     """`ops.increments`; what training added to just that base is there already, and products stay products."""
     parts = {name: part for name, mask in masks.items() if (part := _to_cut(after, name, base.get(name), mask))}
     out: Tree = {}
     if parts:
-        from sparing.accel.cuda.cut import cut as at_once
+        from sparing.accel.cuda.cut import cut_parts as at_once
 
         whole, pieces = at_once(list(parts.values()))
         out = dict(zip(parts, pieces, strict=True))
@@ -63,13 +66,13 @@ def increments(after: Mapping[str, Tensor], base: Tree, masks: Masks) -> Tree:
 
 def _difference(after: Mapping[str, Tensor], name: str, base: Tensor | None) -> Tensor:
     if not isinstance(after, Grown) and base is not None and isinstance(after[name], Product):
-        return less(after[name], base)
+        return subtract_lazily(after[name], base)
     return since(after, name, base)
 
 
 def _to_cut(after: Mapping[str, Tensor], name: str, base: Tensor | None, mask: Tensor | None) -> tuple | None:
     """Where a kernel can add, subtract and cut at once: its (x, what that was added to, base, mask)."""
-    if mask is None or not ready(mask) or base is None:
+    if mask is None or not takes_kernels(mask) or base is None:
         return None
     start = after.start[name] if isinstance(after, Grown) and name not in after.formed else None
     x = formed(after[name] if start is None else after.added[name])  # pyright: ignore
@@ -77,42 +80,42 @@ def _to_cut(after: Mapping[str, Tensor], name: str, base: Tensor | None, mask: T
     return ((x, None, None, mask) if start is base else (x, start, base, mask)) if fine else None
 
 
-def against(model: Tree, base: Tree, added: Tree, masks: Masks) -> Tree:
-    """`ops.against`, parts of tensors of a GPU in few operations."""
+def fast_against_model(model: Tree, base: Tree, added: Tree, masks: Masks) -> Tree:
+    """`ops.against_model`, parts of tensors of a GPU in few operations."""
     parts = [n for n in added if n in base and (mask := masks[n]) is not None and mask.is_cuda]
     parts = [n for n in parts if base[n] is not model[n]]
     if len(parts) < 2:
-        return ops.against.plain(model, base, added, masks)
+        return ops.against_model.plain(model, base, added, masks)
     away = torch._foreach_sub([base[name] for name in parts], [model[name] for name in parts])
     moved = torch._foreach_add([formed(added[name]) for name in parts], away)
-    shifted = clear(dict(zip(parts, moved, strict=True)), {name: masks[name] for name in parts})
-    rest = ops.against.plain(model, base, {n: x for n, x in added.items() if n not in shifted}, masks)
+    shifted = fast_clear(dict(zip(parts, moved, strict=True)), {name: masks[name] for name in parts})
+    rest = ops.against_model.plain(model, base, {n: x for n, x in added.items() if n not in shifted}, masks)
     return {name: shifted[name] if name in shifted else rest[name] for name in added}
 
 
-def add_each(xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
+def fast_add_each(xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
     """`ops.add_each` in few operations."""
     return list(torch._foreach_add(formed(xs), ys)) if xs else []
 
 
-def move(model: Tree, update: Tree, masks: Masks) -> Tree:
-    """`ops.move`, many tensors of a GPU together."""
+def fast_move_model(model: Tree, update: Tree, masks: Masks) -> Tree:
+    """`ops.move_model`, many tensors of a GPU together."""
     wide = [n for n in update if model[n].is_cuda and model[n].dtype == torch.float32]
     masked = [name for name in wide if masks.get(name) is not None]
     new: Tree = {}
     for some in (masked, [name for name in wide if name not in masked]):
         if not some:
             continue
-        old, moves = (side_by_side([tree[name] for name in some])[0] for tree in (model, update))
+        old, moves = (in_one_row([tree[name] for name in some])[0] for tree in (model, update))
         parts = torch.add(old, moves.double(), out=torch.empty_like(old))  # added in float64 all the same
         if some is masked:
-            parts = torch.where(side_by_side([masks[name] for name in some])[0], parts, old)  # pyright: ignore
+            parts = torch.where(in_one_row([masks[name] for name in some])[0], parts, old)  # pyright: ignore
         pieces = parts.split([model[name].numel() for name in some])
         new |= {name: part.view_as(model[name]) for name, part in zip(some, pieces, strict=True)}
-    return ops.move.plain(model, {n: x for n, x in update.items() if n not in new}, masks) | new
+    return ops.move_model.plain(model, {n: x for n, x in update.items() if n not in new}, masks) | new
 
 
-def bounds(tree: Mapping[str, Tensor]) -> Tensor:
+def fast_bounds(tree: Mapping[str, Tensor]) -> Tensor:
     """`ops.bounds`, tensors of a GPU in few operations; of a product no less than it."""
     plain = {n: x for n, x in tree.items() if x.is_cuda and x.is_floating_point() and not isinstance(x, Product)}
     plain = {name: x for name, x in plain.items() if x.numel()}
@@ -129,6 +132,6 @@ def _bound(x: Tensor) -> Tensor:
     return ops.largest_magnitude(x)
 
 
-def is_formed(x: Tensor) -> bool:
+def fast_is_formed(x: Tensor) -> bool:
     """`ops.is_formed`: a product may not be yet."""
     return not isinstance(x, Product) or x.whole is not None

@@ -5,16 +5,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from sparing.accel.cuda import ready
-from sparing.accel.rows import side_by_side
+from sparing.accel.cuda import takes_kernels
+from sparing.accel.rows import in_one_row
 from sparing.core.ops import to_host
-from sparing.core.wire import count, index
-from sparing.core.wire.count import Mask
+from sparing.wire import count, index
+from sparing.wire.count import Mask
 
 
-def index_sizes(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
+def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
     """`count.index_sizes`."""
-    if not masks or not all(ready(mask.bits) for mask in masks):
+    if not masks or not all(takes_kernels(mask.bits) for mask in masks):
         return count.index_sizes.plain(masks)
     from sparing.accel.cuda.gaps import gaps_of
 
@@ -24,13 +24,13 @@ def index_sizes(masks: list[Mask]) -> Callable[[], list[index.Sizes]]:
         everywhere = torch.ones(1, 1, dtype=torch.bool, device=masks[0].bits.device)
         some = [everywhere if mask.alive is None else mask.alive for mask in masks]
         alive = torch.cat([x.expand(rows, mask.bits.shape[1]) for x, mask in zip(some, masks, strict=True)], dim=1)
-    bits = side_by_side([mask.bits if mask.bits.shape[0] == rows else mask.bits.expand(rows, -1) for mask in masks])
+    bits = in_one_row([mask.bits if mask.bits.shape[0] == rows else mask.bits.expand(rows, -1) for mask in masks])
     paid = any(mask.travels for mask in masks)
     later = to_host([gaps_of(bits, alive, tuple(mask.bits.shape[1] for mask in masks), paid)])
 
-    def found() -> list[index.Sizes]:
+    def found() -> list[index.IndexSizes]:
         table = later()[0].numpy().T  # [4, masks, R]
         size = index.sizes_from(*table).size if paid else np.zeros_like(table[1])
-        return [index.Sizes(*one) for one in zip(size, table[1], strict=True)]
+        return [index.IndexSizes(*one) for one in zip(size, table[1], strict=True)]
 
     return found

@@ -14,13 +14,13 @@ from sparing.core.tree import Layout, Tree, cleared, prefixed, under
 
 Part = TypeVar("Part", Leaf, Spec)
 
-SAME = Codec(encode=lambda parcel, state, view: (parcel, {}))
+IDENTITY = Codec(encode=lambda parcel, state, view: (parcel, {}))
 
 
 def chain(*codecs: Codec) -> Codec:
     """Encode left to right, decode right to left. `chain()` is the identity."""
     if len(codecs) < 2:
-        return codecs[0] if codecs else SAME
+        return codecs[0] if codecs else IDENTITY
 
     def init(layout: Layout) -> Tree:
         return {k: v for i, codec in enumerate(codecs) for k, v in prefixed(str(i), codec.init(layout)).items()}
@@ -52,10 +52,10 @@ def chain(*codecs: Codec) -> Codec:
     name = "+".join(codec.name for codec in codecs)
     over = [codec.over for codec in codecs if codec.over is not None]
     seen = frozenset[str]().union(*over) if len(over) == len(codecs) else None
-    return Codec(encode, decode, schema, init, lost, name, joint_effect(codecs), seen)
+    return Codec(encode, decode, schema, init, lost, name, _joint_effect(codecs), seen)
 
 
-def joint_effect(codecs: tuple[Codec, ...]) -> Effect:
+def _joint_effect(codecs: tuple[Codec, ...]) -> Effect:
     """All that they give, and all that one of them refuses."""
     effect = codecs[0].effect
     for codec in codecs[1:]:
@@ -66,15 +66,15 @@ def joint_effect(codecs: tuple[Codec, ...]) -> Effect:
 
 def only(codec: Codec, names: frozenset[str]) -> Codec:
     """The codec over these tensors; it never sees others, which are sent as they are."""
-    return led_past(codec, lambda name: name not in names)._replace(over=names)
+    return _lead_past(codec, lambda name: name not in names)._replace(over=names)
 
 
-def past(codec: Codec, names: frozenset[str]) -> Codec:
+def led_past_codec(codec: Codec, names: frozenset[str]) -> Codec:
     """The codec with these tensors led past it: they are sent as they are."""
-    return led_past(codec, lambda name: name in names) if names else codec
+    return _lead_past(codec, lambda name: name in names) if names else codec
 
 
-def led_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
+def _lead_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
     def parted(leaves: dict[str, Part]) -> tuple[dict[str, Part], dict[str, Part]]:
         """What the codec sees, and what goes past it."""
         rest = {name: leaf for name, leaf in leaves.items() if not is_past(name)}
@@ -83,17 +83,17 @@ def led_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         rest, aside = parted(parcel.leaves)
         out, state = codec.encode(parcel._replace(leaves=rest), state, view)
-        return out._replace(leaves=in_order(parcel.leaves, out.leaves, aside)), state
+        return out._replace(leaves=_in_order(parcel.leaves, out.leaves, aside)), state
 
     def decode(parcel: Parcel, ctx: Ctx) -> Parcel:
         rest, aside = parted(parcel.leaves)
         out = codec.decode(parcel._replace(leaves=rest), ctx)
-        return out._replace(leaves=in_order(parcel.leaves, out.leaves, aside))
+        return out._replace(leaves=_in_order(parcel.leaves, out.leaves, aside))
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         rest, aside = parted(expected.leaves)
         out = codec.schema(expected._replace(leaves=rest), ctx)
-        return out._replace(leaves=in_order(expected.leaves, out.leaves, aside))
+        return out._replace(leaves=_in_order(expected.leaves, out.leaves, aside))
 
     def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:
         return codec.lost(parcel._replace(leaves=parted(parcel.leaves)[0]), state, ctx)
@@ -101,7 +101,7 @@ def led_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
     return codec._replace(encode=encode, decode=decode, schema=schema, lost=lost)
 
 
-def in_order(like: dict[str, Part], seen: dict[str, Part], aside: dict[str, Part]) -> dict[str, Part]:
+def _in_order(like: dict[str, Part], seen: dict[str, Part], aside: dict[str, Part]) -> dict[str, Part]:
     """Both together: first those that were there before, in their order, then what is new."""
     both = seen | aside
     return {name: both[name] for name in like if name in both} | both

@@ -5,36 +5,36 @@ from typing import Any
 
 from torch import nn
 
-from sparing.core.codec import chain, feedback, past
+from sparing.core.codec import chain, feedback, led_past_codec
 from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
-from sparing.core.gaussian import Words, fresh
+from sparing.core.gaussian import Words, fresh_words
 from sparing.core.method import Blended, Codec, Local, Method, Recipe, Remade, Report, Rule, Share, Weigh, by_samples
-from sparing.core.parcel import Cut, Cuts, intersect
+from sparing.core.parcel import Cut, Cuts, intersect_cuts
 from sparing.core.rules import refuse_kept_sizes, refuse_unsound
 from sparing.core.tree import Layout, Tree, prefixed, under
 
 
 def compose(
-    layout: Layout, *recipes: Recipe, local: Local | None = None, arrives: bool = False, words: Words = fresh
+    layout: Layout, *recipes: Recipe, local: Local | None = None, arrives: bool = False, words: Words = fresh_words
 ) -> Method:
     """Apply recipes in order to plain FedAvg over this layout, and check the result."""
     local = local or Local()
     given: dict[str, Any] = {"local": local, "arrives": arrives, "words": words}
-    method = applied(recipes, Method(layout, everything(layout, local.buffers), **given))
+    method = _apply_recipes(recipes, Method(layout, share_everything(layout, local.buffers), **given))
     refuse_unsound(method)
     if method.fit is None:
         return method
     fit = method.fit.kept if method.fit.kept is not None and method.share.private else method.fit
     sizes = []
     for size, smaller in enumerate(fit.layouts):
-        plain = Method(smaller, everything(smaller, local.buffers), fit=fit, size=size, **given)
-        sizes.append(applied(recipes, plain))
+        plain = Method(smaller, share_everything(smaller, local.buffers), fit=fit, size=size, **given)
+        sizes.append(_apply_recipes(recipes, plain))
     refuse_kept_sizes(method, [(smaller, uplink(smaller)) for smaller in sizes])
     return method._replace(fit=fit, sizes=tuple(sizes))
 
 
-def remade(model: nn.Module, recipes: Sequence[Recipe], static: bool = False, seed: int = 0) -> nn.Module:
+def remake_model(model: nn.Module, recipes: Sequence[Recipe], static: bool = False, seed: int = 0) -> nn.Module:
     """The network that these recipes train: the task's, unless one of them makes another of it."""
     for make in recipes:
         if isinstance(make, Remade):
@@ -42,13 +42,13 @@ def remade(model: nn.Module, recipes: Sequence[Recipe], static: bool = False, se
     return model
 
 
-def applied(recipes: Sequence[Recipe], method: Method) -> Method:
+def _apply_recipes(recipes: Sequence[Recipe], method: Method) -> Method:
     for make in recipes:
         method = make(method)
     return method
 
 
-def everything(layout: Layout, buffers: str = "shared") -> Share:
+def share_everything(layout: Layout, buffers: str = "shared") -> Share:
     """Share the whole model; buffers only if they are `shared`, otherwise each client keeps its own."""
     home = frozenset() if buffers == "shared" else layout.buffers
     cuts: Cuts = {name: Cut() for name in layout.shapes if name not in home}
@@ -56,17 +56,17 @@ def everything(layout: Layout, buffers: str = "shared") -> Share:
     return Share(down, up, own=home, private=home)
 
 
-def narrow(a: Share, b: Share) -> Share:
+def narrow_share(a: Share, b: Share) -> Share:
     """Both shares at once: what travels is what both let through, what is kept is what either keeps."""
 
     def init(model: Tree) -> Tree:
         return prefixed("a", a.init(model)) | prefixed("b", b.init(model))
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
-        return intersect(a.down(under("a", state), model, ctx), b.down(under("b", state), model, ctx))
+        return intersect_cuts(a.down(under("a", state), model, ctx), b.down(under("b", state), model, ctx))
 
     def up(got: Cuts, ctx: Ctx) -> Cuts:
-        return intersect(a.up(got, ctx), b.up(got, ctx))
+        return intersect_cuts(a.up(got, ctx), b.up(got, ctx))
 
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         state_a, said_a = a.learn(under("a", state), blended, ctx)
@@ -91,7 +91,7 @@ def weighed_by(method: Method, weigh: Weigh) -> Method:
     return method._replace(blend=method.blend._replace(weigh=weigh))
 
 
-def beside(a: Share, b: Share) -> Share:
+def join_shares_beside(a: Share, b: Share) -> Share:
     """Two shares over different tensors: each goes its own way. Only `a` has a state."""
 
     def down(state: Tree, model: Tree, ctx: Ctx) -> Cuts:
@@ -110,13 +110,13 @@ def with_rule(method: Method, rule: Rule) -> Method:
 
 def uplink(method: Method) -> Codec:
     """The client's whole chain, with error feedback around it if the method asks for memory."""
-    codec = past(chain(*method.up), method.share.values)
+    codec = led_past_codec(chain(*method.up), method.share.values)
     return feedback(codec, method.share.private | method.share.values, method.arrives) if method.memory else codec
 
 
 def broadcaster(method: Method) -> Codec:
     """The server's whole chain, over its update of the parameters; buffers go past it, exactly as they are."""
     assert method.broadcast is not None
-    codec = past(chain(*method.broadcast.stages), method.layout.buffers)
+    codec = led_past_codec(chain(*method.broadcast.stages), method.layout.buffers)
     home = method.share.private | method.share.values
     return feedback(codec, home) if method.broadcast.memory else codec

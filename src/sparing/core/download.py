@@ -12,21 +12,21 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.errors import WireError
 from sparing.core.method import Method
-from sparing.core.parcel import Leaf, Parcel, Schema, each
+from sparing.core.parcel import Leaf, Parcel, Schema, map_tensors
 from sparing.core.tree import Tree
-from sparing.core.versions import at, frame_schema, onward, table
-from sparing.core.wire import fingerprint, from_bytes, hash_in, sizes, sizes_later, split, to_bytes
+from sparing.core.versions import _everyone_at, apply_update_bytes, frame_schema, update_table
+from sparing.wire import fingerprint, from_bytes, hash_in, parcel_sizes, sizes_later, split_parcels, to_bytes
 
 
-def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
+def download_kinds(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
     """Who of these K clients is sent updates instead of `down`, and what everyone's download takes, by kind."""
-    whole = {kind: x.cpu() for kind, x in sizes(down).items()}
-    if not fits(past, down):
+    whole = {kind: x.cpu() for kind, x in parcel_sizes(down).items()}
+    if not is_whole_model(past, down):
         return torch.zeros(len(ctx.ids), dtype=torch.bool), whole
     held_K = past["held"].cpu()[ctx.ids]
-    rounds, lengths = table(past)
+    rounds, lengths = update_table(past)
     first_K = torch.searchsorted(torch.tensor(rounds, dtype=torch.int64), held_K)
-    own = torch.stack([x.cpu().expand(len(held_K)) for x in sizes(Parcel({}, down.notes)).values()], dim=1)
+    own = torch.stack([x.cpu().expand(len(held_K)) for x in parcel_sizes(Parcel({}, down.notes)).values()], dim=1)
     less = dict(zip(whole, (lengths[first_K] + own).unbind(1), strict=True))
     behind_K = (held_K >= past["from"].cpu()) & (sum(less.values()) < sum(whole.values()))
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
@@ -34,25 +34,25 @@ def downloads(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Ten
 
 def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
     """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
-    if not fits(past, down):
+    if not is_whole_model(past, down):
         return sizes_later(down)
-    found = downloads(past, down, ctx)[1]
+    found = download_kinds(past, down, ctx)[1]
     return lambda: found
 
 
-def fits(past: Tree, down: Parcel) -> bool:
+def is_whole_model(past: Tree, down: Parcel) -> bool:
     """Whether this download is the whole model, as everyone gets it."""
     return "held" in past and all(leaf.scope is None and leaf.value.shape[0] == 1 for leaf in down.leaves.values())
 
 
 def write_download(past: Tree, down: Parcel, ctx: Ctx) -> bytes:
     """One client's download (K = 1): the updates it misses and its notes, or `down` as it is."""
-    if not bool(downloads(past, down, ctx)[0][0]):
-        return to_bytes(down, 0, f"{about(ctx)}/down")
+    if not bool(download_kinds(past, down, ctx)[0][0]):
+        return to_bytes(down, 0, f"{parcel_about(ctx)}/down")
     held = int(past["held"][int(ctx.ids[0])])
-    missed = [t for t in table(past)[0] if t >= held]
+    missed = [t for t in update_table(past)[0] if t >= held]
     parts = [past[f"frame/{t}"].cpu().numpy().tobytes() for t in missed]
-    return b"".join((*parts, to_bytes(Parcel({}, down.notes), 0, closing(ctx, held, missed))))
+    return b"".join((*parts, to_bytes(Parcel({}, down.notes), 0, _closing(ctx, held, missed))))
 
 
 def read_download(
@@ -63,24 +63,24 @@ def read_download(
     It holds `copy` since then, nothing if that is too long ago, and expects the schema `whole` where the whole model
     comes. Also gives what it expected of each parcel.
     """
-    *updates, last = split(data, ctx.round - max(held, 0) + 1)
+    *updates, last = split_parcels(data, ctx.round - max(held, 0) + 1)
     device = ctx.device
     if not copy or (not updates and hash_in(last) == fingerprint(whole)):
-        return each(from_bytes(data, whole), lambda x: x.to(device)), [whole]
+        return map_tensors(from_bytes(data, whole), lambda x: x.to(device)), [whole]
     schemas, rounds, t = [], [], held
     for part in updates:
-        t, schema = next_update(method, hash_in(part), t, ctx)
-        copy = onward(method, copy, bytes(part), at(ctx, t))
+        t, schema = _next_update(method, hash_in(part), t, ctx)
+        copy = apply_update_bytes(method, copy, bytes(part), _everyone_at(ctx, t))
         schemas, rounds, t = [*schemas, schema], [*rounds, t], t + 1
-    own = Schema({}, whole.notes, closing(ctx, held, rounds))
-    notes = each(from_bytes(last, own), lambda x: x.to(device)).notes
+    own = Schema({}, whole.notes, _closing(ctx, held, rounds))
+    notes = map_tensors(from_bytes(last, own), lambda x: x.to(device)).notes
     return Parcel({name: Leaf(copy[name]) for name in whole.leaves}, notes), [*schemas, own]
 
 
-def next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Schema]:
+def _next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Schema]:
     """The round, from t on, whose update has this hash. There may be rounds in which the model did not move."""
     for later in range(t, ctx.round):
-        schema = frame_schema(method, at(ctx, later))
+        schema = frame_schema(method, _everyone_at(ctx, later))
         if fingerprint(schema) == seen:
             return later, schema
     raise WireError(
@@ -89,11 +89,11 @@ def next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Sch
     )
 
 
-def closing(ctx: Ctx, held: int, rounds: list[int]) -> str:
+def _closing(ctx: Ctx, held: int, rounds: list[int]) -> str:
     """Binds a client's last parcel to the updates before it: none can be left out."""
-    return f"{about(ctx)}/down/{','.join(map(str, (held, *rounds)))}"
+    return f"{parcel_about(ctx)}/down/{','.join(map(str, (held, *rounds)))}"
 
 
-def about(ctx: Ctx) -> str:
+def parcel_about(ctx: Ctx) -> str:
     """Bound into the header, so that a parcel of another seed, round or client is refused."""
     return f"{ctx.seed}/{ctx.round}/{int(ctx.ids[0])}"

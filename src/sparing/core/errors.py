@@ -54,10 +54,10 @@ class CheckpointError(SparingError):
     pass
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, known: Iterable[str]) -> str:
     """The closest known name as a hint, or what there is to choose from.
 
-    >>> nearest("topkk", ["topk", "int8"])
+    >>> nearest_name("topkk", ["topk", "int8"])
     "did you mean 'topk'?"
     """
     known = sorted(known)

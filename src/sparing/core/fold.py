@@ -16,7 +16,7 @@ from sparing.core.grid import Grid, Limits
 from sparing.core.method import Arrival, Blended
 from sparing.core.operation import operation
 from sparing.core.roster import Roster
-from sparing.core.tree import Tree, column, flat, take
+from sparing.core.tree import Tree, column, flat, take_rows
 from sparing.core.votes import Votes, divide_by_votes
 
 
@@ -141,5 +141,5 @@ def without_unsound(arrival: Arrival, fold: "Fold | Collect") -> Arrival:
     fold.roster.refused += int((~fine_K).sum())
     index = fine_K.nonzero()[:, 0]
     scope = {name: m if m is None or m.shape[0] == 1 else m[index] for name, m in arrival.scope.items()}
-    update, notes = take(arrival.update, index), take(arrival.notes, index)
+    update, notes = take_rows(arrival.update, index), take_rows(arrival.notes, index)
     return Arrival(update, scope, notes, arrival.model, arrival.ctx.at(index))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.context import Ctx
-from sparing.core.gaussian import Words, fresh
+from sparing.core.gaussian import Words, fresh_words
 from sparing.core.parcel import Cuts, Parcel, Schema
 from sparing.core.tree import Layout, Masks, Tree
 
@@ -398,7 +398,7 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
     arrives: bool = False  # no upload is ever lost
-    words: Words = fresh  # where its parts take secret randomness from; who runs the method gives it
+    words: Words = fresh_words  # where its parts take secret randomness from; who runs the method gives it
     secret: bool = False  # whether one of them does
     rules: tuple["Rule", ...] = ()  # what its parts refuse beside them; see `core.rules`
     size: int | None = None  # set where this is the method as clients of one size see it
@@ -411,7 +411,7 @@ Recipe = Callable[[Method], Method]
 
 
 class Remade(NamedTuple):
-    """A recipe for another network than the task's; `compose.remade` calls `model` before the layout is taken."""
+    """A recipe for another network than the task's; `compose.remake_model` calls `model` before the layout is taken."""
 
     apply: Recipe
     model: Callable[[nn.Module, bool, int], nn.Module]  # (the task's network, whether buffers are static, seed)

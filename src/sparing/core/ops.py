@@ -60,7 +60,7 @@ def increments(after: Mapping[str, Tensor], base: Tree, masks: Masks) -> Tree:
 
 
 @operation
-def against(model: Tree, base: Tree, added: Tree, masks: Masks) -> Tree:
+def against_model(model: Tree, base: Tree, added: Tree, masks: Masks) -> Tree:
     """Increments on `base` as differences from the model, within each mask."""
     update = {}
     for name, x in added.items():
@@ -79,12 +79,12 @@ def add_each(xs: list[Tensor], ys: list[Tensor]) -> list[Tensor]:
 
 
 @operation
-def move(model: Tree, update: Tree, masks: Masks) -> Tree:
+def move_model(model: Tree, update: Tree, masks: Masks) -> Tree:
     """The model after an update in float64; where a mask is false, and in whole numbers' fractions, it stays."""
-    return model | {name: moved(model[name], x, masks.get(name)) for name, x in update.items()}
+    return model | {name: move_tensor(model[name], x, masks.get(name)) for name, x in update.items()}
 
 
-def moved(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
+def move_tensor(old: Tensor, update: Tensor, mask: Tensor | None = None) -> Tensor:
     """One tensor of it."""
     if old.is_floating_point():
         new = old.double().add(update).to(old.dtype)

@@ -12,7 +12,7 @@ Who votes on a coordinate is the share's business: what it lets through but a co
 Values are zero wherever they are not sent, so a parcel has one form only and `from_bytes(to_bytes(p)) == p`.
 
     >>> leaf = Leaf(torch.tensor([[0.0, 2.0]]), keep=(torch.tensor([[False, True]]),))
-    >>> sent(leaf)
+    >>> sent_mask(leaf)
     tensor([[False,  True]])
 """
 
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
 Cuts = dict[str, Cut]  # a name that is absent is not shared
 
 
-def sent(leaf: Leaf) -> Tensor | None:
+def sent_mask(leaf: Leaf) -> Tensor | None:
     """Where values are really sent, broadcastable to the value; None: everywhere."""
     mask = leaf.scope
     for keep in leaf.keep:
@@ -81,23 +81,23 @@ def sent(leaf: Leaf) -> Tensor | None:
     return mask
 
 
-def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+def both_masks(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """AND of two masks where None means everywhere."""
     if a is None or b is None:
         return b if a is None else a
     return a & b
 
 
-def intersect(a: Cuts, b: Cuts) -> Cuts:
+def intersect_cuts(a: Cuts, b: Cuts) -> Cuts:
     """The part that both shares share."""
-    return {name: Cut(both(a[name].mask, b[name].mask), a[name].told or b[name].told) for name in a if name in b}
+    return {name: Cut(both_masks(a[name].mask, b[name].mask), a[name].told or b[name].told) for name in a if name in b}
 
 
-def spec_of(shape: tuple[int, ...], dtype: torch.dtype, cut: Cut) -> Spec:
+def spec_of_cut(shape: tuple[int, ...], dtype: torch.dtype, cut: Cut) -> Spec:
     return Spec(shape, dtype, None if cut.told else cut.mask, cut.told)
 
 
-def each(parcel: Parcel, change: Callable[[Tensor], Tensor]) -> Parcel:
+def map_tensors(parcel: Parcel, change: Callable[[Tensor], Tensor]) -> Parcel:
     """The parcel with every tensor in it changed."""
     leaves = {}
     for name, leaf in parcel.leaves.items():
@@ -113,17 +113,17 @@ def each(parcel: Parcel, change: Callable[[Tensor], Tensor]) -> Parcel:
     return Parcel(leaves, {name: change(x) for name, x in parcel.notes.items()})
 
 
-def pick(parcel: Parcel, index: Tensor | slice) -> Parcel:
+def pick_clients(parcel: Parcel, index: Tensor | slice) -> Parcel:
     """Some clients' parcels; what is shared by all stays shared."""
-    return each(parcel, lambda x: x if x.shape[0] == 1 else x[index])
+    return map_tensors(parcel, lambda x: x if x.shape[0] == 1 else x[index])
 
 
-def row(parcel: Parcel, k: int) -> Parcel:
+def parcel_row(parcel: Parcel, k: int) -> Parcel:
     """Client k's parcel alone (K = 1)."""
-    return pick(parcel, slice(k, k + 1))
+    return pick_clients(parcel, slice(k, k + 1))
 
 
-def clients(parcel: Parcel) -> int:
+def client_count(parcel: Parcel) -> int:
     """K: the largest client axis in the parcel."""
     axes = [x.shape[0] for x in parcel.notes.values()]
     for leaf in parcel.leaves.values():

@@ -28,13 +28,13 @@ def total(x: Tensor) -> Tensor:
     x = x.reshape(x.shape[0], -1)
     if x.numel() == 0:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
-    x = block_sums(x)
+    x = _block_sums(x)
     while x.shape[1] > 1:
-        x = block_sums(x)
+        x = _block_sums(x)
     return x[:, 0]
 
 
-class Blocks(NamedTuple):
+class RowBlocks(NamedTuple):
     """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
 
     blocks: int
@@ -42,18 +42,18 @@ class Blocks(NamedTuple):
     lanes: int
 
 
-def blocks_of(n: int) -> Blocks:
+def row_blocks(n: int) -> RowBlocks:
     lanes = min(LANES, 1 << (n - 1).bit_length())
     depth = min(DEPTH, -(-n // lanes))
-    return Blocks(-(-n // (depth * lanes)), depth, lanes)
+    return RowBlocks(-(-n // (depth * lanes)), depth, lanes)
 
 
-def block_sums(x: Tensor) -> Tensor:
+def _block_sums(x: Tensor) -> Tensor:
     """`[K, n]` -> `[K, blocks]` float64."""
-    cut = blocks_of(n := x.shape[1])
+    cut = row_blocks(n := x.shape[1])
     whole = n - n % (cut.depth * cut.lanes)
     if whole and whole < n:
-        return torch.cat([block_sums(x[:, :whole]), block_sums(x[:, whole:])], dim=1)
+        return torch.cat([_block_sums(x[:, :whole]), _block_sums(x[:, whole:])], dim=1)
     first, *others = x.reshape(len(x), cut.blocks, -1).split(cut.lanes, dim=2)
     out = first.to(torch.float64, copy=len(others) > 0)
     for other in others:
@@ -70,12 +70,12 @@ def block_sums(x: Tensor) -> Tensor:
 
 
 @operation
-def largest(x: Tensor, k: int | Tensor) -> Tensor:
+def largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
     """The k largest magnitudes of every row, ties to the lowest index, zeros never: `[K, n]` -> bool `[K, n]`.
 
     k is one number or one per row, `[K]`.
 
-    >>> largest(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), 2)
+    >>> largest_in_rows(torch.tensor([[1.0, -3.0, 3.0, 0.0]]), 2)
     tensor([[False,  True,  True, False]])
     """
     k_K = torch.as_tensor(k, device=x.device).expand(x.shape[0]).clamp(0, x.shape[1])[:, None]
@@ -99,7 +99,7 @@ def keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple
     """
     found = []
     for x, k in zip(values, counts, strict=True):
-        mask = largest(flat(x), k).view(x.shape)
+        mask = largest_in_rows(flat(x), k).view(x.shape)
         found.append((mask, cleared(x, mask)))
     return found
 
@@ -126,18 +126,18 @@ def dots(terms: list[Term], k: int) -> Tensor:
     for i, (x, plus, minus, other, mask) in enumerate(terms):
         step = max(1, AT_ONCE // max(math.prod(x.shape[1:]), 1))
         for at in (slice(j, min(j + step, k)) for j in range(0, k, step)):
-            a = rows_at(x, at).expand(at.stop - at.start, *x.shape[1:]).double()
-            a = a if plus is None else a + rows_at(plus, at).double()
-            a = a if minus is None else a - rows_at(minus, at).double()
-            here = None if mask is None else rows_at(mask, at)
+            a = _rows_at(x, at).expand(at.stop - at.start, *x.shape[1:]).double()
+            a = a if plus is None else a + _rows_at(plus, at).double()
+            a = a if minus is None else a - _rows_at(minus, at).double()
+            here = None if mask is None else _rows_at(mask, at)
             a = cleared(a, here)
             out[0, at, i] = total(a * a)
             if other is not None:
-                b = cleared(rows_at(other, at).double(), here)
+                b = cleared(_rows_at(other, at).double(), here)
                 out[1, at, i], out[2, at, i] = total(a * b), total(b * b)
     return out
 
 
-def rows_at(x: Tensor, at: slice) -> Tensor:
+def _rows_at(x: Tensor, at: slice) -> Tensor:
     """Some rows, or the one that all have."""
     return x if x.shape[0] == 1 else x[at]

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
-from sparing.core.errors import ConfigError, nearest
+from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Recipe
 
 
-class Entry(NamedTuple):
+class RecipeEntry(NamedTuple):
     """A named recipe: calling `make` with its options gives the Recipe."""
 
     name: str
@@ -19,7 +19,7 @@ class Entry(NamedTuple):
     paper: str
 
 
-REGISTRY: dict[str, Entry] = {}
+REGISTRY: dict[str, RecipeEntry] = {}
 
 
 def recipe(name: str, paper: str = "") -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
@@ -27,13 +27,13 @@ def recipe(name: str, paper: str = "") -> Callable[[Callable[..., Recipe]], Call
 
     def register(make: Callable[..., Recipe]) -> Callable[..., Recipe]:
         about = (make.__doc__ or "").strip().split("\n")[0]
-        REGISTRY[name] = Entry(name, make, about, paper)
+        REGISTRY[name] = RecipeEntry(name, make, about, paper)
         return make
 
     return register
 
 
-def known() -> dict[str, Entry]:
+def known_recipes() -> dict[str, RecipeEntry]:
     """Every recipe there is, by name: our own and those that installed packages bring."""
     package = importlib.import_module("sparing.recipes")
     for module in pkgutil.iter_modules(package.__path__):
@@ -43,8 +43,8 @@ def known() -> dict[str, Entry]:
     return dict(sorted(REGISTRY.items()))
 
 
-def find(name: str) -> Entry:
-    entries = known()
+def find_recipe(name: str) -> RecipeEntry:
+    entries = known_recipes()
     if name not in entries:
-        raise ConfigError(f"unknown method {name!r}; {nearest(name, entries)}")
+        raise ConfigError(f"unknown method {name!r}; {nearest_name(name, entries)}")
     return entries[name]

@@ -47,10 +47,10 @@ class Roster:
             return x if index is None else x[place(index, x.device)]
 
         share = whole([share_K for share_K, _ in self.parts])
-        ctx.require(share.sum() <= 2, heavier_than_said)
+        ctx.require(share.sum() <= 2, _heavier_than_said)
         seen = {name: whole([scalars[name] for _, scalars in self.parts]) for name in self.parts[0][1]}
         return whole([torch.tensor(self.ids)]), share, seen
 
 
-def heavier_than_said() -> TrainingError:
+def _heavier_than_said() -> TrainingError:
     return TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sparing.core.compose import uplink
 from sparing.core.context import Ctx
-from sparing.core.download import about
+from sparing.core.download import parcel_about
 from sparing.core.errors import MethodError, SparingError, TrainingError, WireError
 from sparing.core.fold import Collect, Fold, without_unsound
 from sparing.core.grid import Limits, limits_of, update_limits
@@ -35,10 +35,10 @@ from sparing.core.method import (
     Trained,
     View,
 )
-from sparing.core.ops import against, bounds, clear, increments, move, overlay
-from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, spec_of
-from sparing.core.tree import Layout, Masks, Tree, cleared, column, expand, flat, prefixed, to, under
-from sparing.core.versions import first_past, served, told
+from sparing.core.ops import against_model, bounds, clear, increments, move_model, overlay
+from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, spec_of_cut
+from sparing.core.tree import Layout, Masks, Tree, cleared, column, expand_rows, flat, prefixed, tree_to, under
+from sparing.core.versions import broadcast_update, first_past, mark_served
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -61,14 +61,14 @@ class Server(NamedTuple):
 
     def to(self, device: torch.device) -> "Server":
         trees = (self.model, self.share, self.blend, self.fit, self.past)
-        model, share, blend, fit, past = (to(part, device) for part in trees)
+        model, share, blend, fit, past = (tree_to(part, device) for part in trees)
         return Server(model, share, blend, fit, self.seen.cpu(), limits_of(model), self.rows, past)
 
 
 def first_server(
     method: Method, model: Tree, clients: int, rows: Rows | None = None, gradient: Gradient | None = None
 ) -> Server:
-    if error := infinite_layer(model, bounds(model), "at the start"):
+    if error := _infinite_layer(model, bounds(model), "at the start"):
         raise error
     model = model | {name: x for name, x in method.extra(model).items() if name not in method.share.private}
     blend = prefixed("weigh", method.blend.weigh.init(model, clients))
@@ -76,7 +76,7 @@ def first_server(
         blend |= prefixed(str(i), step.init(model, clients))
     fit = method.fit.resize.init(model) if method.fit else {}
     seen = torch.zeros(clients, dtype=torch.bool)
-    share, past = looked(method, method.share.init(model), model, gradient), first_past(method, model, clients)
+    share, past = _shown_gradient(method, method.share.init(model), model, gradient), first_past(method, model, clients)
     return Server(model, share, blend, fit, seen, limits_of(model), rows, past)
 
 
@@ -89,7 +89,7 @@ def first_row(method: Method, model: Tree) -> Tree:
     return row
 
 
-def sized(method: Method, ctx: Ctx) -> Method:
+def method_for_size(method: Method, ctx: Ctx) -> Method:
     """The method as these K clients see it: share and codecs over the layout of their size."""
     return method.sizes[method.fit.size(ctx)] if method.fit and method.sizes else method
 
@@ -115,14 +115,14 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
 
 def outgoing(method: Method, server: Server, ctx: Ctx) -> Parcel:
     """What the server sends these K clients; shared parts keep one row."""
-    model, notes = models_for(method, server, ctx)
+    model, notes = _models_for(method, server, ctx)
     if method.fit is not None:
         model = method.fit.resize.shrink(server.fit, model, method.fit.size(ctx), ctx)
-    cuts = sized(method, ctx).share.down(server.share, model, ctx)
-    return Parcel(leaves_of(clear(model, masks_in(cuts)), cuts), notes)
+    cuts = method_for_size(method, ctx).share.down(server.share, model, ctx)
+    return Parcel(_leaves_of(clear(model, _masks_in(cuts)), cuts), notes)
 
 
-def models_for(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
+def _models_for(method: Method, server: Server, ctx: Ctx) -> tuple[Tree, dict[str, Tensor]]:
     """The model, or models, for these K clients, and the numbers that go along."""
     model, notes = server.model, {}
     for i, step in enumerate(method.blend.steps):
@@ -151,16 +151,16 @@ class StepRows:
 
 def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients would start this round from."""
-    return starting_model(method, state, outgoing(method, server, ctx), ctx)
+    return _starting_model(method, state, outgoing(method, server, ctx), ctx)
 
 
-def starting_model(method: Method, state: Tree, got: Parcel, ctx: Ctx) -> Tree:
+def _starting_model(method: Method, state: Tree, got: Parcel, ctx: Ctx) -> Tree:
     """What came, written over what these K clients keep for themselves."""
-    own = sized(method, ctx).share.given(own_of(method, state, ctx), ctx)
-    return overlay(own, values_in(got), {name: leaf.scope for name, leaf in got.leaves.items()})
+    own = method_for_size(method, ctx).share.given(_own_tensors(method, state, ctx), ctx)
+    return overlay(own, _values_in(got), {name: leaf.scope for name, leaf in got.leaves.items()})
 
 
-def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
+def _own_tensors(method: Method, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients keep for themselves, in their size."""
     own = under("own", state)
     if method.fit is None or not method.fit.within:
@@ -168,7 +168,7 @@ def own_of(method: Method, state: Tree, ctx: Ctx) -> Tree:
     return method.fit.resize.shrink({}, own, method.fit.size(ctx), ctx)
 
 
-def kept_own(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
+def _own_in_full_shape(method: Method, state: Tree, own: Tree, ctx: Ctx) -> Tree:
     """The same in full shape; beyond their size it stays as it was."""
     if method.fit is None or not method.fit.within:
         return own
@@ -201,31 +201,35 @@ def client_claiming(
 
     They keep what follows from the truth: nobody lies to himself.
     """
-    seen_by = sized(method, ctx)
-    start = starting_model(method, state, got, ctx)
+    seen_by = method_for_size(method, ctx)
+    start = _starting_model(method, state, got, ctx)
     memory = under("local", state)
     if seen_by.local.reset:
         moving = [name for name in memory if name.startswith("velocity/")]
-        memory |= {name: forgotten(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
+        memory |= {name: _forgotten_velocity(memory[name], got.leaves.get(name.rpartition("/")[2])) for name in moving}
     after, local, notes = train_locally(method.local, train, start, memory, ctx)
-    cuts = seen_by.share.up(cuts_of(got), ctx)
+    cuts = seen_by.share.up(_cuts_in(got), ctx)
     notes = {"n": ctx.placed(ctx.n.to(torch.float32)), "loss": notes["loss"]}
 
     def written(after: Mapping[str, Tensor]) -> tuple[Parcel, Tree]:
-        learned = increments(after, values_in(got), masks_in(cuts))
+        learned = increments(after, _values_in(got), _masks_in(cuts))
         view = View(ctx, start, after, got.notes)
-        return uplink(seen_by).encode(Parcel(leaves_of(learned, cuts), notes), under("up", state), view)
+        return uplink(seen_by).encode(Parcel(_leaves_of(learned, cuts), notes), under("up", state), view)
 
     honest, memory = written(after)
     said = claim(start, after, ctx)
     up = honest if said is after else written(said)[0]
-    own = kept_own(method, state, {name: after[name] for name in seen_by.share.own}, ctx)
-    return up, honest, prefixed("own", own) | prefixed("up", expand(memory, len(ctx.ids))) | prefixed("local", local)
+    own = _own_in_full_shape(method, state, {name: after[name] for name in seen_by.share.own}, ctx)
+    return (
+        up,
+        honest,
+        prefixed("own", own) | prefixed("up", expand_rows(memory, len(ctx.ids))) | prefixed("local", local),
+    )
 
 
 def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: Ctx) -> Tree:
     """The state of clients whose upload never arrived: they trained, but their memory takes back what they sent."""
-    method = sized(method, ctx)
+    method = method_for_size(method, ctx)
     memory = prefixed("up", uplink(method).lost(parcel, under("up", state), ctx))
     memory |= prefixed("local", method.local.lost(uplink(method).decode(parcel, ctx), under("local", state)))
     state = dict(state)
@@ -236,11 +240,11 @@ def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: C
 
 def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
     """Validate, decode, compare with the model, and fold in K arrivals."""
-    seen_by = sized(method, ctx)
-    votes = seen_by.share.up(cuts_of(sent), ctx)
+    seen_by = method_for_size(method, ctx)
+    votes = seen_by.share.up(_cuts_in(sent), ctx)
     arrived = uplink(seen_by).decode(parcel, ctx)
-    refuse_strange(arrived, votes, ctx)
-    update, scope = as_update(method, server.model, sent, arrived, votes, ctx)
+    _refuse_strange(arrived, votes, ctx)
+    update, scope = _as_update(method, server.model, sent, arrived, votes, ctx)
     notes = dict(arrived.notes)
     for i, meter in enumerate(method.blend.meters):
         notes |= prefixed(f"meter{i}", meter.watch(parcel, ctx))
@@ -264,25 +268,25 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
     fold.add(arrival, weight_K, seen)
 
 
-def as_update(
+def _as_update(
     method: Method, model: Tree, sent: Parcel, arrived: Parcel, votes: Cuts, ctx: Ctx
 ) -> tuple[Tree, dict[str, Tensor | None]]:
     """What arrived as differences from the server's model in full shape, and where each client has a vote.
 
     Whoever has no vote must not leak into the sum, though codecs may fill in what was not sent.
     """
-    base, values, fit = values_in(sent), values_in(arrived), method.fit
+    base, values, fit = _values_in(sent), _values_in(arrived), method.fit
     if fit is None:
-        masks = masks_in(votes)
+        masks = _masks_in(votes)
         if not any(step.serving is not None and not step.serving.notes for step in method.blend.steps):
             alike = [name for name, leaf in sent.leaves.items() if name in masks and leaf.scope is masks[name]]
             base |= {name: model[name] for name in alike}  # what was sent is the model wherever there is a vote
-        return against(model, base, values, masks), masks
+        return against_model(model, base, values, masks), masks
     partition = fit.resize.partition
     apart = partition.names if partition is not None else frozenset()
     same = {n for n, x in values.items() if n in model and x.shape[1:] == model[n].shape[1:] and n not in apart}
     masks = {name: votes[name].mask for name in values if name in same}
-    update = against(model, base, {name: values[name] for name in masks}, masks)
+    update = against_model(model, base, {name: values[name] for name in masks}, masks)
     resized = {name: x + base[name] if name in base else x for name, x in values.items() if name not in same}
     if not resized:
         return update, masks
@@ -303,22 +307,22 @@ def settle(
     """The cohort is complete: blend, run the server's steps, move the model."""
     refused: Report = {"refused": float(fold.roster.refused)} if method.blend.lenient else {}
     if method.blend.lenient and not fold.roster.ids:
-        return met(server, ctx), refused
+        return mark_met(server, ctx), refused
     blended = fold.mean(ctx)
     if method.fit is not None and method.fit.resize.partition is not None:
         blended = method.fit.resize.partition.join(server.fit, server.model, blended)
-    reports = [refused, coverage(blended, method.layout)]
+    reports = [refused, _coverage(blended, method.layout)]
     reports += [meter.report(under(f"meter{i}", blended.seen)) for i, meter in enumerate(method.blend.meters)]
-    blended, state, rows, said = blend_steps(method, server, blended, ctx)
-    server, reports = met(server, ctx), [*reports, *said]
+    blended, state, rows, said = _run_steps(method, server, blended, ctx)
+    server, reports = mark_met(server, ctx), [*reports, *said]
     past = server.past
     if method.broadcast is not None:
-        blended, past, broadcast = told(method, server.model, past, blended, ctx)
+        blended, past, broadcast = broadcast_update(method, server.model, past, blended, ctx)
         reports.append(broadcast)
-    model = move(server.model, blended.update, blended.covered)
-    limits = checked_limits(model, f"after round {ctx.round}", ctx)
+    model = move_model(server.model, blended.update, blended.covered)
+    limits = _checked_limits(model, f"after round {ctx.round}", ctx)
     share, learned = method.share.learn(server.share, blended, ctx)
-    share = looked(method, share, model, gradient)
+    share = _shown_gradient(method, share, model, gradient)
     reports.append(learned)
     fit = server.fit
     if method.fit is not None:
@@ -329,7 +333,7 @@ def settle(
     return Server(model, share, state, fit, server.seen, limits, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
 
 
-def blend_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Tree, list[Report]]:
+def _run_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Tree, list[Report]]:
     """The weighting learns and the server's steps run: (update, their state, rows to keep, reports)."""
     mine = blended._replace(seen=under("weigh", blended.seen))
     memory, said = method.blend.weigh.learn(under("weigh", server.blend), mine, ctx)
@@ -345,13 +349,13 @@ def blend_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> t
     return blended, state, rows, reports
 
 
-def met(server: Server, ctx: Ctx) -> Server:
+def mark_met(server: Server, ctx: Ctx) -> Server:
     """After these clients were served, whether or not anything came back."""
     seen = server.seen.index_fill(0, ctx.ids, True)
-    return server._replace(seen=seen, past=served(server.past, ctx))
+    return server._replace(seen=seen, past=mark_served(server.past, ctx))
 
 
-def looked(method: Method, share: Tree, model: Tree, gradient: Gradient | None) -> Tree:
+def _shown_gradient(method: Method, share: Tree, model: Tree, gradient: Gradient | None) -> Tree:
     """The share's state for this model, once it has seen a gradient there, where the method asks for one."""
     if not method.probe:
         return share
@@ -364,47 +368,47 @@ def schema_down(method: Method, initial: Tree, ctx: Ctx) -> Schema:
     """What one client (K = 1) expects, built from the initial model and ctx alone."""
     serving = [step.serving for step in method.blend.steps if step.serving is not None]
     notes = {name: size for one in serving for name, size in one.notes.items()}
-    method = sized(method, ctx)
+    method = method_for_size(method, ctx)
     cuts = method.share.down(method.share.init(initial), initial, ctx)
-    return plain_schema(method.layout, cuts, notes, f"{about(ctx)}/down")
+    return _plain_schema(method.layout, cuts, notes, f"{parcel_about(ctx)}/down")
 
 
 def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
     """What the server expects back from one client (K = 1) to which it sent this parcel."""
-    method = sized(method, ctx)
-    cuts = method.share.up(cuts_of(sent), ctx)
-    return uplink(method).schema(plain_schema(method.layout, cuts, NOTES_UP, f"{about(ctx)}/up"), ctx)
+    method = method_for_size(method, ctx)
+    cuts = method.share.up(_cuts_in(sent), ctx)
+    return uplink(method).schema(_plain_schema(method.layout, cuts, NOTES_UP, f"{parcel_about(ctx)}/up"), ctx)
 
 
-def plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) -> Schema:
-    leaves = {name: spec_of(layout.shapes[name], layout.dtypes[name], cut) for name, cut in cuts.items()}
+def _plain_schema(layout: Layout, cuts: Cuts, notes: dict[str, int], about: str) -> Schema:
+    leaves = {name: spec_of_cut(layout.shapes[name], layout.dtypes[name], cut) for name, cut in cuts.items()}
     return Schema(leaves, notes, about)
 
 
-def cuts_of(parcel: Parcel) -> Cuts:
+def _cuts_in(parcel: Parcel) -> Cuts:
     return {name: Cut(leaf.scope, leaf.told) for name, leaf in parcel.leaves.items()}
 
 
-def masks_in(cuts: Cuts) -> dict[str, Tensor | None]:
+def _masks_in(cuts: Cuts) -> dict[str, Tensor | None]:
     return {name: cut.mask for name, cut in cuts.items()}
 
 
-def values_in(parcel: Parcel) -> Tree:
+def _values_in(parcel: Parcel) -> Tree:
     return {name: leaf.value for name, leaf in parcel.leaves.items()}
 
 
-def leaves_of(values: Tree, cuts: Cuts) -> dict[str, Leaf]:
+def _leaves_of(values: Tree, cuts: Cuts) -> dict[str, Leaf]:
     return {name: Leaf(values[name], scope=cut.mask, told=cut.told) for name, cut in cuts.items()}
 
 
-def forgotten(memory: Tensor, written: Leaf | None) -> Tensor:
+def _forgotten_velocity(memory: Tensor, written: Leaf | None) -> Tensor:
     """Zero where the server has just written."""
     if written is None:
         return memory
     return torch.zeros_like(memory) if written.scope is None else cleared(memory, ~written.scope)
 
 
-def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
+def _refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     """A decoded parcel must hold exactly the tensors it was asked for, and sensible notes."""
     if arrived.leaves.keys() != votes.keys():
         odd = min(arrived.leaves.keys() ^ votes.keys())
@@ -421,25 +425,25 @@ def refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     ctx.require(some_K, no_samples)
 
 
-def checked_limits(model: Tree, when: str, ctx: Ctx) -> Limits:
+def _checked_limits(model: Tree, when: str, ctx: Ctx) -> Limits:
     """How large the next updates may be, of a model that must be finite."""
     sizes = bounds(model)
-    ctx.require(sizes < math.inf, lambda: infinite_layer(model, sizes, when) or SparingError(when))
+    ctx.require(sizes < math.inf, lambda: _infinite_layer(model, sizes, when) or SparingError(when))
     return update_limits(model, sizes)
 
 
-def infinite_layer(model: Tree, sizes: Tensor, when: str) -> TrainingError | None:
+def _infinite_layer(model: Tree, sizes: Tensor, when: str) -> TrainingError | None:
     for name, fine in zip(model, (sizes < math.inf).tolist(), strict=True):
         if not fine:
             return TrainingError(f"layer {name!r} of the server's model is not finite {when}; lower the learning rates")
     return None
 
 
-def coverage(blended: Blended, layout: Layout) -> Report:
-    return {"coverage": voted(blended.update, blended.covered, layout).double() / max(layout.size, 1)}
+def _coverage(blended: Blended, layout: Layout) -> Report:
+    return {"coverage": voted_count(blended.update, blended.covered, layout).double() / max(layout.size, 1)}
 
 
-def voted(update: Tree, covered: Masks, layout: Layout) -> Tensor:
+def voted_count(update: Tree, covered: Masks, layout: Layout) -> Tensor:
     """How many of the parameters somebody voted on."""
     masks = {name: covered[name] for name in layout.params if name in update}
     hit = sum(update[name].numel() for name, mask in masks.items() if mask is None)

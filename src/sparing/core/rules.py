@@ -20,7 +20,7 @@ def refuse_unsound(method: Method) -> None:
     """Raise a MethodError, with the fix, for the first rule that this method breaks."""
     refuse_order(method.up)
     if method.memory:
-        refuse_memory(method.up)
+        refuse_unsound_memory(method.up)
     refuse_parts(method)
     for rule in method.rules:
         rule(method)
@@ -41,7 +41,7 @@ def refuse_order(stages: tuple[Codec, ...]) -> None:
         before |= codec.effect.gives
 
 
-def refuse_memory(stages: tuple[Codec, ...]) -> None:
+def refuse_unsound_memory(stages: tuple[Codec, ...]) -> None:
     """What error feedback cannot stand around."""
     if not any(codec.effect.lossy for codec in stages):
         raise MethodError("memory has nothing to remember: no stage of the uplink is lossy; add one, such as topk")
@@ -78,7 +78,7 @@ def refuse_broadcast(method: Method, stages: tuple[Codec, ...], memory: bool) ->
     """How the server may not write its update."""
     refuse_order(stages)
     if memory:
-        refuse_memory(stages)
+        refuse_unsound_memory(stages)
     parts = method.fit is not None or method.share.own - method.share.private - method.share.values
     for codec in stages:
         if Trait.DEADLINE in codec.effect.traits:

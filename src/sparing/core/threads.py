@@ -23,10 +23,10 @@ def intra_op(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def aside(work: Callable[[], Done]) -> Callable[[], Done]:
+def run_aside(work: Callable[[], Done]) -> Callable[[], Done]:
     """Work on a thread of its own, which ends with it; what this gives waits for it.
 
-    >>> aside(lambda: 2 + 2)()
+    >>> run_aside(lambda: 2 + 2)()
     4
     """
     pool = ThreadPoolExecutor(1)
@@ -35,7 +35,7 @@ def aside(work: Callable[[], Done]) -> Callable[[], Done]:
     return under_way.result
 
 
-def side_by_side(
+def work_side_by_side(
     items: Iterable[Item], work: Callable[[Item], Done], take: Callable[[Done], None], threads: int
 ) -> None:
     """`take(work(item))` for each item: works on so many threads at once, items and takes on this one, in their order.
@@ -44,7 +44,7 @@ def side_by_side(
     more than there are threads is waiting or done. Whatever goes wrong in the first item that fails is raised here,
     once the works under way have ended; so is Ctrl-C. A second Ctrl-C is raised at once.
 
-    >>> side_by_side(range(3), lambda x: x * x, print, threads=2)
+    >>> work_side_by_side(range(3), lambda x: x * x, print, threads=2)
     0
     1
     4

@@ -4,7 +4,7 @@ A `Tree` maps state_dict names to leaves `[K, *shape]`; axis 0 may be 1, meaning
 Everything that is remembered anywhere (models, residuals, server momentum) is a Tree, so one bank, one checkpoint
 and one hash serve all of it.
 
-    >>> cat([{"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)}])["w"].shape
+    >>> cat_trees([{"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)}])["w"].shape
     torch.Size([2, 2])
 """
 
@@ -62,28 +62,31 @@ def layout_of(model: torch.nn.Module, static: bool = False) -> Layout:
 
     Frozen parameters, other kinds of numbers, and buffers that are `static` stay as they were built: see `rest_of`.
     """
-    state, frozen = learned(model, static), {name for name, p in model.named_parameters() if not p.requires_grad}
+    state, frozen = (
+        _learnable_tensors(model, static),
+        {name for name, p in model.named_parameters() if not p.requires_grad},
+    )
     shared = {name: x for name, x in state.items() if name not in frozen}
     params = {name for name, _ in model.named_parameters()}
     return Layout(
         {name: tuple(x.shape) for name, x in shared.items()},
         {name: x.dtype for name, x in shared.items()},
         frozenset(shared) - params,
-        {name: kind for name, kind in kinds_of(model).items() if name in shared},
-        bases=bases_of(model),
+        {name: kind for name, kind in layer_kinds(model).items() if name in shared},
+        bases=bases_in(model),
     )
 
 
-def bases_of(model: torch.nn.Module) -> int:
+def bases_in(model: torch.nn.Module) -> int:
     """How many networks a model is split into that says so by `bases`, each with its row of every tensor; mostly 0."""
     bases = getattr(model, "bases", 0)
     return bases if isinstance(bases, int) else 0
 
 
-def kinds_of(model: torch.nn.Module) -> dict[str, Kind]:
+def layer_kinds(model: torch.nn.Module) -> dict[str, Kind]:
     """The weights of convolutions (transposed ones apart: their axes differ) and of dense layers."""
     convs, kinds = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d), {}
-    if bases_of(model):
+    if bases_in(model):
         return kinds
     for path, layer in model.named_modules():
         name = f"{path}.weight" if path else "weight"
@@ -94,8 +97,8 @@ def kinds_of(model: torch.nn.Module) -> dict[str, Kind]:
     return kinds
 
 
-def learned(model: torch.nn.Module, static: bool) -> Tree:
-    tied, params = tied_of(model), {name for name, _ in model.named_parameters()}
+def _learnable_tensors(model: torch.nn.Module, static: bool) -> Tree:
+    tied, params = tied_names(model), {name for name, _ in model.named_parameters()}
     return {
         name: x
         for name, x in model.state_dict().items()
@@ -103,7 +106,7 @@ def learned(model: torch.nn.Module, static: bool) -> Tree:
     }
 
 
-def tied_of(model: torch.nn.Module) -> dict[str, str]:
+def tied_names(model: torch.nn.Module) -> dict[str, str]:
     """Names of tensors that the model holds twice, and the first name of each."""
     first: dict[int, str] = {}
     names = ((name, id(x)) for name, x in model.state_dict(keep_vars=True).items())
@@ -140,16 +143,16 @@ class Rest(NamedTuple):
 
 
 def rest_of(model: torch.nn.Module, layout: Layout) -> Rest:
-    tied = tied_of(model)
+    tied = tied_names(model)
     names = [name for name in model.state_dict() if name not in layout.shapes and name not in tied]
     return Rest({name: model.state_dict()[name].detach().clone()[None] for name in names}, tied)
 
 
-def rows(tree: Tree) -> int:
+def row_count(tree: Tree) -> int:
     return max((x.shape[0] for x in tree.values()), default=1)
 
 
-def take(tree: Tree, index: Tensor | slice) -> Tree:
+def take_rows(tree: Tree, index: Tensor | slice) -> Tree:
     """Rows `index` of a tree; shared leaves stay shared."""
     return {name: x if x.shape[0] == 1 else x[index] for name, x in tree.items()}
 
@@ -170,16 +173,16 @@ def column(x_K: Tensor, like: Tensor) -> Tensor:
     return x_K.reshape(-1, *[1] * (like.dim() - 1))
 
 
-def expand(tree: Tree, k: int) -> Tree:
+def expand_rows(tree: Tree, k: int) -> Tree:
     """Shared leaves shown to k clients, without copying."""
     return {name: x.expand(k, *x.shape[1:]) for name, x in tree.items()}
 
 
-def cat(trees: Sequence[Tree]) -> Tree:
+def cat_trees(trees: Sequence[Tree]) -> Tree:
     return {name: torch.cat([t[name] for t in trees]) for name in trees[0]} if trees else {}
 
 
-def to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
+def tree_to(tree: Mapping[str, Tensor], device: torch.device | str) -> Tree:
     return {name: x.to(device) for name, x in tree.items()}
 
 
@@ -197,7 +200,7 @@ def under(prefix: str, tree: Tree) -> Tree:
     return {name[len(start) :]: x for name, x in tree.items() if name.startswith(start)}
 
 
-def sha256(tree: Tree) -> str:
+def tree_sha256(tree: Tree) -> str:
     """One fingerprint of names, dtypes, shapes and every bit of every value."""
     digest = hashlib.sha256()
     for name in sorted(tree):

@@ -20,15 +20,15 @@ from torch import Tensor
 from sparing.core.compose import broadcaster
 from sparing.core.context import Ctx
 from sparing.core.method import Blended, Method, Report, View
-from sparing.core.ops import moved
-from sparing.core.parcel import Leaf, Parcel, Schema, Spec, each
+from sparing.core.ops import move_tensor
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec, map_tensors
 from sparing.core.tree import Tree, prefixed, under
-from sparing.core.wire import from_bytes, nbytes, sizes, to_bytes
+from sparing.wire import from_bytes, nbytes, parcel_sizes, to_bytes
 
 NEVER = -1
 
 
-def known(method: Method) -> list[str]:
+def commonly_held(method: Method) -> list[str]:
     """The tensors that every client holds as the server does; none where clients get parts or models of their own."""
     share = method.share
     alone = any(step.serving is not None and not step.serving.notes for step in method.blend.steps)
@@ -43,14 +43,14 @@ def first_past(method: Method, model: Tree, clients: int) -> Tree:
         return {}
     device = next(iter(model.values())).device
     past = {f"memory/{name}": x.to(device) for name, x in broadcaster(method).init(method.layout).items()}
-    if known(method):
+    if commonly_held(method):
         began = 1 if method.broadcast.seeded else NEVER  # round 1 begins with the first model
         past["held"] = torch.full((clients,), began, dtype=torch.int64, device=device)
         past["from"] = torch.zeros(1, dtype=torch.int64, device=device)
     return past
 
 
-def served(past: Tree, ctx: Ctx) -> Tree:
+def mark_served(past: Tree, ctx: Ctx) -> Tree:
     """These clients now hold the model that this round began with."""
     if "held" not in past:
         return past
@@ -60,49 +60,51 @@ def served(past: Tree, ctx: Ctx) -> Tree:
 # ------------------------------------------------------------------------------------------------ the server's update
 
 
-def told(method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Report]:
+def broadcast_update(
+    method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx
+) -> tuple[Blended, Tree, Report]:
     """The blended update as everyone will read it, and what is remembered of it."""
-    layout, codec, here = method.layout, broadcaster(method), at(ctx, ctx.round)
+    layout, codec, here = method.layout, broadcaster(method), _everyone_at(ctx, ctx.round)
     covered = {name: None if mask is None or bool(mask.all()) else mask for name, mask in blended.covered.items()}
-    common = known(method)
+    common = commonly_held(method)
     whole = bool(common) and all(covered.get(name) is None for name in common)
     update = ({name: torch.zeros_like(model[name]).double() for name in common} if whole else {}) | blended.update
     names = [name for name in layout.floats if name in update and name not in method.share.values]
     leaves = {name: Leaf(update[name].to(layout.dtypes[name]), scope=covered.get(name)) for name in names}
     if whole:
-        leaves |= {name: Leaf(moved(model[name], update[name])) for name in common if name in layout.buffers}
+        leaves |= {name: Leaf(move_tensor(model[name], update[name])) for name in common if name in layout.buffers}
     parcel, memory = codec.encode(Parcel(leaves, {}), under("memory", past), View(here, {}, {}, {}))
     past = past | prefixed("memory", memory)
     if whole:
         data = to_bytes(parcel, 0, frame_about(ctx))
-        past = added(method, model, past, data, parcel, ctx)
-        decoded = read_frame(method, data, frame_schema(method, here), here)
+        past = _with_update(method, model, past, data, parcel, ctx)
+        decoded = _read_update(method, data, frame_schema(method, here), here)
     else:
-        past = without(past, ctx.round) if common else past
+        past = _without_updates(past, ctx.round) if common else past
         decoded = codec.decode(parcel, here)
     update = update | {name: decoded.leaves[name].value.double() for name in names}
     return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(nbytes(parcel)[0])}
 
 
-def added(method: Method, model: Tree, past: Tree, data: bytes, parcel: Parcel, ctx: Ctx) -> Tree:
+def _with_update(method: Method, model: Tree, past: Tree, data: bytes, parcel: Parcel, ctx: Ctx) -> Tree:
     """With one more update; those that nobody would be sent any more are merged into the base."""
-    device, base = past["from"].device, under("base", past) or {name: model[name] for name in known(method)}
+    device, base = past["from"].device, under("base", past) or {name: model[name] for name in commonly_held(method)}
     past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)}
-    past[f"size/{ctx.round}"] = torch.cat(list(sizes(parcel).values())).to(device)
+    past[f"size/{ctx.round}"] = torch.cat(list(parcel_sizes(parcel).values())).to(device)
     serving = [step.serving for step in method.blend.steps if step.serving is not None]
     notes = {name: torch.zeros(1, n) for one in serving for name, n in one.notes.items()}
     most = int(nbytes(Parcel({name: Leaf(model[name]) for name in base}, notes))[0])
-    rounds, lengths = table(past)
+    rounds, lengths = update_table(past)
     least = lengths.sum(1) + int(nbytes(Parcel({}, notes))[0])
     gone = rounds[: int((least[:-1] >= most).sum())]  # lengths fall from first to last
     if len(gone) == len(rounds):
-        return without(past, ctx.round)
+        return _without_updates(past, ctx.round)
     for t in gone:
-        base = onward(method, base, past[f"frame/{t}"], at(ctx, t))
-    return (without(past, gone[-1]) if gone else past) | prefixed("base", base)
+        base = apply_update_bytes(method, base, past[f"frame/{t}"], _everyone_at(ctx, t))
+    return (_without_updates(past, gone[-1]) if gone else past) | prefixed("base", base)
 
 
-def without(past: Tree, last: int) -> Tree:
+def _without_updates(past: Tree, last: int) -> Tree:
     """No update up to that of round `last`, and no base."""
 
     def stays(name: str) -> bool:
@@ -112,31 +114,31 @@ def without(past: Tree, last: int) -> Tree:
     return {name: x for name, x in past.items() if stays(name)} | {"from": torch.full_like(past["from"], last + 1)}
 
 
-def table(past: Tree) -> tuple[list[int], Tensor]:
+def update_table(past: Tree) -> tuple[list[int], Tensor]:
     """The rounds whose updates are there, and the bytes by kind of all from each on, `[rounds + 1, kinds]`."""
     rounds = sorted(map(int, under("frame", past)))
     rows = [past[f"size/{t}"].cpu() for t in rounds] + [torch.zeros(5, dtype=torch.int64)]
     return rounds, torch.stack(rows).flip(0).cumsum(0).flip(0)
 
 
-def onward(method: Method, copy: Tree, data: Tensor | bytes, here: Ctx) -> Tree:
+def apply_update_bytes(method: Method, copy: Tree, data: Tensor | bytes, here: Ctx) -> Tree:
     """A copy of the model after the update in these bytes: the same operations as on the server."""
-    got = read_frame(method, data, frame_schema(method, here), here).leaves
+    got = _read_update(method, data, frame_schema(method, here), here).leaves
     return {
-        name: got[name].value if name in method.layout.buffers else moved(x, got[name].value.double())
+        name: got[name].value if name in method.layout.buffers else move_tensor(x, got[name].value.double())
         for name, x in copy.items()
     }
 
 
-def read_frame(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
+def _read_update(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
     raw = data.cpu().numpy().tobytes() if isinstance(data, Tensor) else data
-    parcel = each(from_bytes(raw, schema), lambda x: x.to(here.device))
+    parcel = map_tensors(from_bytes(raw, schema), lambda x: x.to(here.device))
     return broadcaster(method).decode(parcel, here)
 
 
 def frame_schema(method: Method, here: Ctx) -> Schema:
     """What everyone expects of the update of this round."""
-    names = known(method)
+    names = commonly_held(method)
     names = [name for name in method.layout.floats if name in names] + [n for n in names if n in method.layout.buffers]
     leaves = {name: Spec(method.layout.shapes[name], method.layout.dtypes[name]) for name in names}
     return broadcaster(method).schema(Schema(leaves, {}, frame_about(here)), here)
@@ -146,7 +148,7 @@ def frame_about(ctx: Ctx) -> str:
     return f"{ctx.seed}/{ctx.round}/all/update"
 
 
-def at(ctx: Ctx, t: int) -> Ctx:
+def _everyone_at(ctx: Ctx, t: int) -> Ctx:
     """What everyone knows of round t, whoever took part in it."""
     return ctx.common._replace(round=t, cohort=1)
 
@@ -155,8 +157,8 @@ def copy_of(method: Method, model: Tree, past: Tree, held: int, ctx: Ctx) -> Tre
     """The model as clients last served in round `held` hold it; empty if that is too long ago."""
     if "held" not in past or held < int(past["from"]):
         return {}
-    copy = under("base", past) or {name: model[name] for name in known(method)}
-    for t in table(past)[0]:
+    copy = under("base", past) or {name: model[name] for name in commonly_held(method)}
+    for t in update_table(past)[0]:
         if t < held:
-            copy = onward(method, copy, past[f"frame/{t}"], at(ctx, t))
+            copy = apply_update_bytes(method, copy, past[f"frame/{t}"], _everyone_at(ctx, t))
     return copy

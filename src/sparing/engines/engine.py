@@ -12,9 +12,9 @@ from sparing.core.method import Fit, Lesson, Method, Trained, nothing
 from sparing.core.ops import restrict
 from sparing.core.parcel import Schema
 from sparing.core.round import Server
-from sparing.core.tree import Rest, Tree, cat, under
-from sparing.task.fleet import Fleet
-from sparing.task.task import Task
+from sparing.core.tree import Rest, Tree, cat_trees, under
+from sparing.fleet.fleet import Fleet
+from sparing.tasks.task import Task
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
 from sparing.train.paths import TrainPath, path_called
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
 
 Sizes = dict[str, Tensor]  # bytes by kind, each [K]
-Later = Callable[[], Sizes]
+LaterSizes = Callable[[], Sizes]
 """Sizes for which a device is waited for by whoever calls this."""
 Post = Callable[[Ctx, str, bytes, list[Schema]], None]
 """Sees what a client is sent "down" or sends "up", and what the receiver expects of each parcel in it."""
@@ -75,13 +75,13 @@ class Job(NamedTuple):
         names = set(after)
         return Trained(restrict(after, [name for name in lesson.start if name in names]), memory, notes)
 
-    def timed(self, ctx: Ctx, down: Later) -> Ctx:
+    def timed(self, ctx: Ctx, down: LaterSizes) -> Ctx:
         """The same round, once it is known how much went down to these K clients."""
-        return ctx if self.fleet.deadline is None else self.fleet.timed(self.method.local, ctx, bytes_in(down()))
+        return ctx if self.fleet.deadline is None else self.fleet.timed(self.method.local, ctx, total_bytes(down()))
 
-    def gone(self, ctx: Ctx, up: Later) -> Tensor:
+    def gone(self, ctx: Ctx, up: LaterSizes) -> Tensor:
         """Whose upload never arrives: bool `[K]`. How large it is matters only where a round has a deadline."""
-        return self.fleet.gone(ctx, torch.tensor(0) if ctx.budget is None else bytes_in(up()))
+        return self.fleet.gone(ctx, torch.tensor(0) if ctx.budget is None else total_bytes(up()))
 
     def gradient(self, model: Tree) -> Tree:
         """Of the loss on the server's probe set, at its model."""
@@ -146,7 +146,7 @@ class Engine(Protocol):
     def evaluate(self, server: Server, t: int, wanted: "Wanted") -> Evaluation: ...
 
 
-def context(job: Job, server: Server, ids: Tensor, t: int, requirements: list[Requirement] | None = None) -> Ctx:
+def cohort_context(job: Job, server: Server, ids: Tensor, t: int, requirements: list[Requirement] | None = None) -> Ctx:
     """What both ends know in round t about these clients."""
     count, ids = job.task.train.count, ids.cpu()
     return context_of(
@@ -166,26 +166,26 @@ def context(job: Job, server: Server, ids: Tensor, t: int, requirements: list[Re
     )
 
 
-def chunks(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
+def chunks_of_size(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
     """The cohort in parts of at most `size` clients with models of one size, similar amounts of data together."""
-    return pieces(ctx, -(-len(ctx.ids) // size), fit)
+    return _chunk_pieces(ctx, -(-len(ctx.ids) // size), fit)
 
 
-def parts(job: Job, ctx: Ctx) -> Iterator[Ctx]:
+def chunks_by_thread(job: Job, ctx: Ctx) -> Iterator[Ctx]:
     """The same for `job.aside` chunks at once, which together have at most `job.chunk` clients (or one each).
 
     Every thread gets equally many chunks; where clients train in turn, of equally much data, so that no thread waits.
     """
     turns = -(-len(ctx.ids) // (max(1, job.chunk // job.aside) * job.aside))
     if job.aside > 1 and path_called(job.path).in_turn and not job.method.fit:
-        return dealt(ctx, turns * job.aside)
-    return pieces(ctx, turns * job.aside, job.method.fit)
+        return _dealt_chunks(ctx, turns * job.aside)
+    return _chunk_pieces(ctx, turns * job.aside, job.method.fit)
 
 
-def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
+def _dealt_chunks(ctx: Ctx, count: int) -> Iterator[Ctx]:
     """So many chunks: clients with much data are dealt out first, every other turn goes from the last chunk back.
 
-    With one client each, they come as from `pieces`.
+    With one client each, they come as from `_chunk_pieces`.
     """
     order = torch.argsort(ctx.n, stable=True).flip(0)
     turn, place = torch.arange(len(order)) // count, torch.arange(len(order)) % count
@@ -193,7 +193,7 @@ def dealt(ctx: Ctx, count: int) -> Iterator[Ctx]:
     return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
 
 
-def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
+def _chunk_pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
     """About so many chunks, of equally many clients."""
     if count == 1 and fit is None:
         yield ctx
@@ -212,7 +212,7 @@ def pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:
             start += part
 
 
-def bytes_in(sizes: Sizes) -> Tensor:
+def total_bytes(sizes: Sizes) -> Tensor:
     """Of all kinds together: `[K]`, or `[1]` where it is the same for all."""
     return sum(sizes.values(), torch.tensor(0))
 
@@ -223,9 +223,9 @@ class Tally:
     def __init__(self) -> None:
         self.parts: list[Tree] = []
         self.losses: list[Tensor] = []  # [K] each, wherever they were computed
-        self.sizes: list[tuple[Later, Later]] = []  # down and up
+        self.sizes: list[tuple[LaterSizes, LaterSizes]] = []  # down and up
 
-    def add(self, ctx: Ctx, down: Later, up: Later, loss: Tensor, gone_K: Tensor) -> None:
+    def add(self, ctx: Ctx, down: LaterSizes, up: LaterSizes, loss: Tensor, gone_K: Tensor) -> None:
         """K clients; those that are gone uploaded nothing."""
         self.parts.append({"ids": ctx.ids, "n": ctx.n, "arrived": ~gone_K.cpu()})
         self.losses.append(loss)
@@ -246,7 +246,7 @@ class Tally:
             part["loss"] = loss
             part.update({f"down/{kind}": x.expand(k) for kind, x in down().items()})
             part.update({f"up/{kind}": x.expand(k) if everyone else x * here for kind, x in up().items()})
-        whole = cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+        whole = cat_trees(self.parts) if len(self.parts) > 1 else self.parts[0]
         if bool((whole["ids"][1:] < whole["ids"][:-1]).any()):
             order = whole["ids"].argsort()
             whole = {name: x[order] for name, x in whole.items()}

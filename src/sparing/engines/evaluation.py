@@ -14,9 +14,9 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.method import Rows
 from sparing.core.round import Server, starting_models, train_locally
-from sparing.core.threads import side_by_side
-from sparing.core.tree import Tree, cat, under
-from sparing.engines.engine import Evaluation, Job, Marks, chunks, context, parts
+from sparing.core.threads import work_side_by_side
+from sparing.core.tree import Tree, cat_trees, under
+from sparing.engines.engine import Evaluation, Job, Marks, chunks_by_thread, chunks_of_size, cohort_context
 from sparing.train.evaluate import evaluate_all, evaluate_rows
 from sparing.train.precision import multiplying_as
 
@@ -32,10 +32,10 @@ class Wanted(NamedTuple):
 def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
     """The federation after round t, as exactly as it trains."""
     with multiplying_as(job.precision):
-        return looked_at(job, bank, server, t, wanted)
+        return _evaluate_models(job, bank, server, t, wanted)
 
 
-def looked_at(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
+def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
     task = job.task
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
@@ -46,9 +46,9 @@ def looked_at(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> E
         ids = wanted.ids[task.test.count[wanted.ids] > 0]
         new = task.held_out[task.test.count[task.held_out] > 0]
         for who in wanted.who:
-            cohort = context(job, server, new if who == "new" else ids, t + 1)
+            cohort = cohort_context(job, server, new if who == "new" else ids, t + 1)
             if len(cohort.ids):
-                marks[who] = marked(job, bank, server, cohort, who, wanted.steps)
+                marks[who] = _marks_of(job, bank, server, cohort, who, wanted.steps)
     return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks)
 
 
@@ -56,7 +56,7 @@ Start = tuple[Ctx, Tree, Tree]
 """Some clients, their models, and what they remember of their training."""
 
 
-def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int) -> Marks:
+def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int) -> Marks:
     """These clients' models: chunks train side by side, where they train."""
     trains = who in ("after", "new")
     found: list[Marks] = []
@@ -69,7 +69,7 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
 
     def train(start: Start) -> Start:
         ctx, models, memory = start
-        how = tuned(job) if who == "after" else in_steps(tuned(job), steps)
+        how = _tuned_job(job) if who == "after" else _job_in_steps(_tuned_job(job), steps)
         return ctx, dict(train_locally(how.method.local, how.train, models, memory, ctx).after), {}
 
     def mark(trained: Start) -> None:
@@ -81,23 +81,23 @@ def marked(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: i
         found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids]))
 
     with torch.no_grad():
-        chunked = parts(job, cohort) if trains else chunks(cohort, job.chunk, job.method.fit)
-        side_by_side(map(start, chunked), train if trains else same, mark, job.aside if trains else 1)
-    return together(found)
+        chunked = chunks_by_thread(job, cohort) if trains else chunks_of_size(cohort, job.chunk, job.method.fit)
+        work_side_by_side(map(start, chunked), train if trains else _untrained, mark, job.aside if trains else 1)
+    return _marks_in_order(found)
 
 
-def same(start: Start) -> Start:
+def _untrained(start: Start) -> Start:
     return start
 
 
-def tuned(job: Job) -> Job:
+def _tuned_job(job: Job) -> Job:
     """The same job, training as the method wants its models tuned."""
     local = job.method.local
     phases = local.tune(local.phases) if local.tune else local.phases
     return job._replace(method=job.method._replace(local=local._replace(phases=phases)))
 
 
-def in_steps(job: Job, steps: int) -> Job:
+def _job_in_steps(job: Job, steps: int) -> Job:
     """The same job with so many local steps in all, of its first phase: where the head comes first, of the head."""
     local = job.method.local
     phases = (local.phases[0]._replace(steps=steps),)
@@ -109,8 +109,8 @@ def is_static(job: Job) -> bool:
     return job.method.local.buffers == "static"
 
 
-def together(parts: list[Marks]) -> Marks:
+def _marks_in_order(parts: list[Marks]) -> Marks:
     """All parts, in id order."""
-    marks = Marks(**cat([part._asdict() for part in parts]))
+    marks = Marks(**cat_trees([part._asdict() for part in parts]))
     order = marks.ids.argsort()
     return Marks(*(x[order] for x in marks))

@@ -14,38 +14,38 @@ from torch import Tensor
 from sparing.core.context import Ctx, Requirement
 from sparing.core.fold import Collect, Fold
 from sparing.core.method import Rows
-from sparing.core.parcel import Parcel, pick
-from sparing.core.round import Server, begin, client_claiming, incoming, met, outgoing, put_back, settle
-from sparing.core.threads import intra_op, side_by_side
+from sparing.core.parcel import Parcel, pick_clients
+from sparing.core.round import Server, begin, client_claiming, incoming, mark_met, outgoing, put_back, settle
+from sparing.core.threads import intra_op, work_side_by_side
 from sparing.core.tree import Tree
-from sparing.engines.engine import Evaluation, Job, Later, Outcome, Tally, context, parts
+from sparing.engines.divergence import Divergence
+from sparing.engines.engine import Evaluation, Job, LaterSizes, Outcome, Tally, chunks_by_thread, cohort_context
 from sparing.engines.evaluation import Wanted, evaluate
-from sparing.engines.reading import read_later
-from sparing.engines.sizes import download_sizes, join_sizes, upload_sizes
-from sparing.engines.stale import Stale
-from sparing.engines.weighed import due
+from sparing.engines.outcome import read_later
+from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_sizes
+from sparing.engines.upload_check import client_to_check
 
 
-class Sent(NamedTuple):
+class SentChunk(NamedTuple):
     """A chunk of clients, and what they have to start with."""
 
     ctx: Ctx
     down: Parcel
-    posted: Later
+    posted: LaterSizes
     state: Tree
     weigh: int | None  # whose upload is really written
 
 
-class Back(NamedTuple):
+class ReturnedChunk(NamedTuple):
     """What came of it."""
 
     ctx: Ctx
-    posted: Later
+    posted: LaterSizes
     state: Tree
-    returned: Later
+    returned: LaterSizes
     loss_K: Tensor
     gone_K: Tensor
-    stale: Stale
+    stale: Divergence
 
 
 class Vector:
@@ -60,7 +60,7 @@ class Vector:
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         """A round, of which the host may know later than its device how it went: that is what is called then."""
         requirements: list[Requirement] | None = None if server.device.type == "cpu" else []
-        cohort = context(self.job, server, ids, t, requirements)
+        cohort = cohort_context(self.job, server, ids, t, requirements)
         with self.job.fleet.blamed():
             try:
                 return self.play(server, cohort)
@@ -70,33 +70,33 @@ class Vector:
 
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
         job, aside = self.joined, self.job.aside
-        tally, stale, who = Tally(), Stale(job.method, server.model), due(cohort)
+        tally, stale, who = Tally(), Divergence(job.method, server.model), client_to_check(cohort)
         with torch.no_grad(), intra_op(job.within) if job.within > 1 else nullcontext():
             folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
 
-            def send(ctx: Ctx) -> Sent:
+            def send(ctx: Ctx) -> SentChunk:
                 down = outgoing(job.method, server, ctx)
                 posted = download_sizes(job.method, server.past, down, ctx)
-                return Sent(job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids), who)
+                return SentChunk(job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids), who)
 
-            def work(sent: Sent) -> Back:
+            def work(sent: SentChunk) -> ReturnedChunk:
                 fold = free.pop()
                 try:
                     return self.clients(server, fold, sent)
                 finally:
                     free.append(fold)
 
-            def take(back: Back) -> None:
+            def take(back: ReturnedChunk) -> None:
                 self.bank.write(back.ctx.ids, back.state)
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
-            side_by_side(map(send, parts(job, cohort)), work, take, aside)
+            work_side_by_side(map(send, chunks_by_thread(job, cohort)), work, take, aside)
             if tally.arrivals:
-                server, report = settle(job.method, server, merged(folds), cohort, self.job.gradient)
+                server, report = settle(job.method, server, _merge_folds(folds), cohort, self.job.gradient)
             else:
-                server, report = met(server, cohort), {}
+                server, report = mark_met(server, cohort), {}
             read = read_later(cohort.workspace.requirements or [], tally.losses, report, stale.report())
 
         def outcome() -> Outcome:
@@ -105,10 +105,10 @@ class Vector:
 
         return server, outcome
 
-    def clients(self, server: Server, fold: Fold | Collect, sent: Sent) -> Back:
+    def clients(self, server: Server, fold: Fold | Collect, sent: SentChunk) -> ReturnedChunk:
         """They train and write; what arrives is folded in."""
         method, (ctx, down, posted, state, who) = self.joined.method, sent
-        stale = Stale(method, server.model)
+        stale = Divergence(method, server.model)
         fleet = self.job.fleet
         up, honest, state = client_claiming(stale.watching(method), state, down, self.joined.train, ctx, fleet.claim)
         returned = upload_sizes(method, up, who, ctx)
@@ -121,14 +121,14 @@ class Vector:
             incoming(method, server, fold, down, up, ctx)
         elif not bool(gone_K.all()):
             here = (~gone_K).nonzero()[:, 0]
-            incoming(method, server, fold, pick(down, here), pick(up, here), ctx.at(here))
-        return Back(ctx, posted, state, returned, up.notes["loss"], gone_K, stale)
+            incoming(method, server, fold, pick_clients(down, here), pick_clients(up, here), ctx.at(here))
+        return ReturnedChunk(ctx, posted, state, returned, up.notes["loss"], gone_K, stale)
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
         return evaluate(self.job, self.bank, server, t, wanted)
 
 
-def merged(folds: list[Fold | Collect]) -> Fold | Collect:
+def _merge_folds(folds: list[Fold | Collect]) -> Fold | Collect:
     first, *others = folds
     for other in others:
         first.merge(other)  # pyright: ignore[reportArgumentType]  they are all of one kind

@@ -2,7 +2,7 @@ from collections.abc import Sequence
 
 from sparing.core.errors import MethodError
 from sparing.core.method import Broadcast, Codec, Method, Recipe
-from sparing.core.registry import find, recipe
+from sparing.core.registry import find_recipe, recipe
 
 
 @recipe("broadcast", paper="error feedback on the server, after Sattler et al. 2019, arXiv:1903.02891")
@@ -12,7 +12,7 @@ def broadcast(by: Sequence[Recipe] | str = "ecsq", memory: bool = True, seeded: 
     def apply(method: Method) -> Method:
         if method.broadcast is not None:
             raise MethodError("stc and broadcast both write the server's update; drop one, or set stc.down: false")
-        stages = stages_of([find(by).make()] if isinstance(by, str) else by, method)
+        stages = stages_of([find_recipe(by).make()] if isinstance(by, str) else by, method)
         return method._replace(broadcast=Broadcast(stages, memory, seeded))
 
     return apply

@@ -4,7 +4,7 @@ from typing import Literal
 from sparing.core.errors import ConfigError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import budget as parts
+from sparing.parts.code.budget import byte_budget as parts
 
 UNITS = {"": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 
@@ -16,18 +16,18 @@ def budget(
     memory: bool = True,
 ) -> Recipe:
     """Send at most so many bytes, values or components of each layer as finely as these buy most."""
-    most = float("inf") if bytes is None else bytes_in(bytes)
+    most = float("inf") if bytes is None else bytes_of_text(bytes)
 
     def apply(method: Method) -> Method:
-        codec = parts.budget(method.layout, most, by, method.share.private)
+        codec = parts.budget_codec(method.layout, most, by, method.share.private)
         return method._replace(up=(*method.up, codec), memory=method.memory or memory)
 
     return apply
 
 
-def bytes_in(text: int | str, what: str = "budget.bytes") -> float:
+def bytes_of_text(text: int | str, what: str = "budget.bytes") -> float:
     """
-    >>> bytes_in("20kB"), bytes_in(500)
+    >>> bytes_of_text("20kB"), bytes_of_text(500)
     (20000.0, 500.0)
     """
     found = re.fullmatch(r"\s*([0-9]+\.?[0-9]*|\.[0-9]+)\s*(B|kB|MB|GB|)\s*", str(text))

@@ -1,7 +1,7 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import dgc as parts
-from sparing.parts import sparse
+from sparing.parts.code import dgc as parts
+from sparing.parts.code import sparsifiers
 
 
 @recipe("dgc", paper="Lin et al. 2018, arXiv:1712.01887")
@@ -9,12 +9,14 @@ def dgc(
     ratio: float = 0.01, momentum: float = 0.9, clip: float | None = None, warmup: int = 0, over: str = "layer"
 ) -> Recipe:
     """Send the largest entries of what each client has not sent yet, with momentum before the choice."""
-    share = parts.ramp(ratio, warmup)
+    share = parts.ratio_ramp(ratio, warmup)
 
     def apply(method: Method) -> Method:
         layout, home = method.layout, method.share.private | method.share.values
         names = [n for n in layout.floats if n not in home]
-        codec = parts.dgc(layout, names, lambda t: sparse.topk(layout, share(t), over=over), momentum, clip)
+        codec = parts.dgc_codec(
+            layout, names, lambda t: sparsifiers.topk_codec(layout, share(t), over=over), momentum, clip
+        )
         return method._replace(up=(*method.up, codec))
 
     return apply

@@ -1,10 +1,10 @@
-from sparing.core.compose import beside
+from sparing.core.compose import join_shares_beside
 from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.core.tree import Tree, with_extra
-from sparing.parts import phases as parts
-from sparing.parts import second
+from sparing.parts.train import phases as parts
+from sparing.parts.train import second_model
 
 
 @recipe("ditto", paper="Li et al. 2020, arXiv:2012.04221")
@@ -21,15 +21,18 @@ def ditto(lam: float = 0.1, epochs: int | None = None, lr: float | None = None) 
 
         def extra(model: Tree) -> Tree:
             more = first(model)
-            return more | second.copied(model | more, names)
+            return more | second_model.second_model_copy(model | more, names)
 
         return method._replace(
-            layout=with_extra(method.layout, names, second.SUFFIX),
-            share=beside(method.share, second.alone(names)),
+            layout=with_extra(method.layout, names, second_model.SUFFIX),
+            share=join_shares_beside(method.share, second_model.second_model_share(names)),
             extra=extra,
             local=method.local._replace(
-                wraps=(*method.local.wraps, second.trained_too(parts.drawn(method.local.phases, lam, epochs, lr))),
-                used=second.used,
+                wraps=(
+                    *method.local.wraps,
+                    second_model.train_second_model(parts.pulled_phases(method.local.phases, lam, epochs, lr)),
+                ),
+                used=second_model.second_model_as_first,
             ),
         )
 

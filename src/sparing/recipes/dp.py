@@ -2,10 +2,10 @@ from typing import Literal
 
 from sparing.core.compose import with_rule
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.gaussian import keyed
+from sparing.core.gaussian import keyed_words
 from sparing.core.method import Method, Privacy, Recipe, by_samples, evenly
 from sparing.core.registry import recipe
-from sparing.parts import privacy
+from sparing.parts.code import privacy
 
 SMALLEST = 1e-20
 
@@ -39,18 +39,18 @@ def dp(
         if method.privacy is not None:
             raise MethodError("dp stands twice in the list; keep one")
         secret = source != "seed"
-        words = method.words if secret else keyed
+        words = method.words if secret else keyed_words
         method = method._replace(privacy=Privacy(noise, mode, epsilon, delta, secret), secret=method.secret or secret)
         method = with_rule(method, privacy.refuse_leaks)
         if mode == "local":
             blend = method.blend
             weigh = privacy.as_if_one if blend.weigh is by_samples else blend.weigh
             method = method._replace(blend=blend._replace(weigh=weigh))
-            return method._replace(up=(*method.up, privacy.local(clip, noise, words)))
+            return method._replace(up=(*method.up, privacy.local_noise_codec(clip, noise, words)))
         adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None
         blend = method.blend
         weigh = evenly if blend.weigh.name == "samples" else blend.weigh  # another one is refused later
-        blend = blend._replace(weigh=weigh, steps=(privacy.central(clip, noise, adapt, words), *blend.steps))
-        return method._replace(up=(*method.up, privacy.clip(clip, adaptive)), blend=blend)
+        blend = blend._replace(weigh=weigh, steps=(privacy.central_noise_step(clip, noise, adapt, words), *blend.steps))
+        return method._replace(up=(*method.up, privacy.clip_codec(clip, adaptive)), blend=blend)
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import sparse
+from sparing.parts.code import sparsifiers
 
 
 @recipe("drop", paper="gradient dropping, Aji and Heafield 2017, arXiv:1704.05021")
@@ -8,6 +8,8 @@ def drop(ratio: float = 0.01, over: str = "layer") -> Recipe:
     """Send what lies above a quantile of its layer's (or the model's) magnitudes; the rest waits for the next round."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, sparse.topk(method.layout, ratio, "quantile", over)), memory=True)
+        return method._replace(
+            up=(*method.up, sparsifiers.topk_codec(method.layout, ratio, "quantile", over)), memory=True
+        )
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import ecsq as parts
+from sparing.parts.code import ecsq as parts
 
 
 @recipe("ecsq", paper="Sullivan 1996, doi:10.1109/18.532878")
@@ -8,6 +8,8 @@ def ecsq(step: float = 1.0, over: str = "model", memory: bool = False) -> Recipe
     """Round all values to multiples of one step and send the codes in as few bytes as their entropy allows."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, parts.ecsq(method.layout, step, over)), memory=method.memory or memory)
+        return method._replace(
+            up=(*method.up, parts.ecsq_codec(method.layout, step, over)), memory=method.memory or memory
+        )
 
     return apply

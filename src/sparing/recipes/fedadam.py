@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import serveropt
+from sparing.parts.blend import server_optimisers
 
 FEDOPT = "Reddi et al. 2020, arXiv:2003.00295"
 
@@ -25,7 +25,7 @@ def fedadagrad(lr: float = 0.03, beta1: float = 0.0, tau: float = 1e-3) -> Recip
 
 def stepping(kind: str, lr: float, beta1: float, beta2: float, tau: float) -> Recipe:
     def apply(method: Method) -> Method:
-        step = serveropt.adaptive(method.layout, kind, lr, beta1, beta2, tau)
+        step = server_optimisers.adaptive_server_step(method.layout, kind, lr, beta1, beta2, tau)
         return method._replace(blend=method.blend._replace(steps=(*method.blend.steps, step)))
 
     return apply

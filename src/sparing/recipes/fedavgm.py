@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import serveropt
+from sparing.parts.blend import server_optimisers
 
 
 @recipe("fedavgm", paper="Hsu et al. 2019, arXiv:1909.06335")
@@ -8,7 +8,7 @@ def fedavgm(beta: float = 0.9, lr: float = 1.0) -> Recipe:
     """Momentum on the server."""
 
     def apply(method: Method) -> Method:
-        step = serveropt.momentum(method.layout, beta, lr)
+        step = server_optimisers.server_momentum_step(method.layout, beta, lr)
         return method._replace(blend=method.blend._replace(steps=(*method.blend.steps, step)))
 
     return apply

@@ -5,7 +5,7 @@ from sparing.core.compose import with_rule
 from sparing.core.errors import MethodError, check_range
 from sparing.core.method import Method, Phase, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import byrank, lowrank, partitions
+from sparing.parts.size.fedhm import low_rank, rank_partitions, rank_weights
 
 
 @recipe("fedhm", paper="Yao et al. 2021, arXiv:2111.14655")
@@ -35,7 +35,7 @@ def fedhm(
             return method
         if method.fit is not None or method.layout.bases:
             raise MethodError("fedhm cannot resize a model that another part resizes already; keep one of them")
-        fit = lowrank.low_rank(method.layout, ratios, full, keep)
+        fit = low_rank.low_rank_fit(method.layout, ratios, full, keep)
         weigh, steps = method.blend.weigh, method.blend.steps
         if weighting != "samples":
             if weigh.name != "samples":
@@ -43,15 +43,15 @@ def fedhm(
                     f"fedhm and {weigh.name} both say how much a client counts; drop one, or set fedhm.weighting to "
                     f"samples, which leaves it to {weigh.name}"
                 )
-            weigh = byrank.by_rank(weighting, temperature, ratios, fit.sizes)
+            weigh = rank_weights.rank_weigh(weighting, temperature, ratios, fit.sizes)
         if blend == "products":
-            steps = (*steps, byrank.history(weighting, temperature, ratios, fit.sizes))
+            steps = (*steps, rank_weights.history_step(weighting, temperature, ratios, fit.sizes))
         elif blend == "increments":
             fit = fit._replace(resize=fit.resize._replace(increments=True))
         elif any(ratio < 1 for ratio in ratios):
-            partition = partitions.partitions(method.layout, fit.layouts)
+            partition = rank_partitions.rank_partitions(method.layout, fit.layouts)
             fit = fit._replace(resize=fit.resize._replace(partition=partition))
-            method = with_rule(method, partitions.refuse_lookers)
+            method = with_rule(method, rank_partitions.refuse_lookers)
         limit = step if any(ratio < 1 for ratio in ratios) else None
         phases = tuple(bounded(phase, limit) for phase in method.local.phases)
         phases = tuple(phase._replace(frobenius=decay) for phase in phases)

@@ -1,9 +1,9 @@
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow_share
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import layers as parts
-from sparing.parts import phases
+from sparing.parts.share import personal as parts
+from sparing.parts.train import phases
 
 
 @recipe("fedrep", paper="Collins et al. 2021, arXiv:2102.07078")
@@ -13,12 +13,12 @@ def fedrep(
     """Keep the head (by default the last layer) on the client; train it first, then the shared body alone."""
 
     def apply(method: Method) -> Method:
-        share = narrow(method.share, parts.personal(method.layout, layers, shared))
+        share = narrow_share(method.share, parts.personal_share(method.layout, layers, shared))
         mine = share.private & frozenset(method.layout.params)
         rest = frozenset(method.layout.params) - mine
         if not mine or not rest:
             raise MethodError("fedrep needs layers for the head and layers for the body; name some of each")
-        trained = phases.apart(method.local.phases, mine, rest, head, body)
+        trained = phases.head_then_body(method.local.phases, mine, rest, head, body)
         return method._replace(share=share, local=method.local._replace(phases=trained))
 
     return apply

@@ -1,7 +1,7 @@
 from sparing.core.compose import weighed_by
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import similarity
+from sparing.parts.blend import fedsim as similarity
 
 
 @recipe("fedsim", paper="similarity-weighted averaging")
@@ -9,15 +9,17 @@ def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at
     """Weigh each client by the cosine of its model with the server's, and by its samples to the power q."""
 
     def apply(method: Method) -> Method:
-        return weighed(method, frozenset(), q, on, softmax, at)
+        return weigh_by_similarity(method, frozenset(), q, on, softmax, at)
 
     return apply
 
 
-def weighed(method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str) -> Method:
-    weigh = similarity.alike(method.layout, home, similarity.Similarity(q, on, softmax, at))
-    up = (similarity.told(method.layout, home), *method.up) if at == "client" else method.up
+def weigh_by_similarity(
+    method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str
+) -> Method:
+    weigh = similarity.similarity_weigh(method.layout, home, similarity.Similarity(q, on, softmax, at))
+    up = (similarity.cosine_note_codec(method.layout, home), *method.up) if at == "client" else method.up
     method = weighed_by(method._replace(up=up), weigh)
     if on == "weights":
         return method
-    return method._replace(blend=method.blend._replace(steps=(similarity.agreement(q), *method.blend.steps)))
+    return method._replace(blend=method.blend._replace(steps=(similarity.agreement_step(q), *method.blend.steps)))

@@ -1,13 +1,13 @@
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import phases as parts
+from sparing.parts.train import phases as parts
 
 
 @recipe("finetune", paper="fine-tuning after FedAvg, as in Yu et al. 2020, arXiv:2002.04758")
 def finetune(epochs: int | None = None, lr: float | None = None) -> Recipe:
     """Train as before; every client tunes a copy of what it would start from before it is evaluated."""
-    tune = parts.tuning(epochs, lr, None, "finetune")
+    tune = parts.tuning_phases(epochs, lr, None, "finetune")
 
     def apply(method: Method) -> Method:
         if method.local.wrapped_phases or method.local.tune:

@@ -1,14 +1,14 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import robust
+from sparing.parts.blend import robust
 
 
 @recipe("geomed", paper="Pillutla et al. 2019, arXiv:1912.13445")
 def geomed(nu: float = 1e-6, steps: int = 4) -> Recipe:
     """The geometric median (RFA): the point of least weighted distance to all updates."""
-    rule = robust.geometric_median(nu, steps)
+    rule = robust.geometric_median_rule(nu, steps)
 
     def apply(method: Method) -> Method:
-        return robust.collecting(method, "geomed", rule)
+        return robust.with_collected_rule(method, "geomed", rule)
 
     return apply

@@ -2,7 +2,7 @@ import torch
 
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant
+from sparing.parts.code import quantisers
 
 
 @recipe("fp16", paper="IEEE 754 binary16")
@@ -19,6 +19,6 @@ def bf16() -> Recipe:
 
 def _half(dtype: torch.dtype) -> Recipe:
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, quant.half(method.layout, dtype)))
+        return method._replace(up=(*method.up, quantisers.half_codec(method.layout, dtype)))
 
     return apply

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts.slices import slices
+from sparing.parts.size.heterofl import width_slices_fit
 
 
 @recipe("heterofl", paper="Diao et al. 2021, arXiv:2010.01264")
@@ -16,6 +16,6 @@ def heterofl(ratios: Sequence[float] = (1, 0.5, 0.25, 0.125, 0.0625), scaler: bo
             return method
         if method.fit is not None or method.layout.bases:
             raise MethodError("heterofl cannot resize a model that another part resizes already; keep one of them")
-        return method._replace(fit=slices(method.layout, ratios, scaler))
+        return method._replace(fit=width_slices_fit(method.layout, ratios, scaler))
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant
+from sparing.parts.code import quantisers
 
 
 @recipe("int4", paper="linear 4-bit quantisation")
@@ -8,6 +8,6 @@ def int4(stochastic: bool = False) -> Recipe:
     """Send each value as 4 bits and one scale per layer."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, quant.uniform(method.layout, 4, stochastic)))
+        return method._replace(up=(*method.up, quantisers.uniform_codec(method.layout, 4, stochastic)))
 
     return apply

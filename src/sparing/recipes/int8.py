@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant
+from sparing.parts.code import quantisers
 
 
 @recipe("int8", paper="linear 8-bit quantisation")
@@ -8,6 +8,6 @@ def int8(stochastic: bool = False) -> Recipe:
     """Send each value as 8 bits and one scale per layer."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, quant.uniform(method.layout, 8, stochastic)))
+        return method._replace(up=(*method.up, quantisers.uniform_codec(method.layout, 8, stochastic)))
 
     return apply

@@ -3,13 +3,13 @@ from typing import Literal
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import robust
+from sparing.parts.blend import robust
 
 
 @recipe("krum", paper="Blanchard et al. 2017, arXiv:1703.02757")
 def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
     """The update that is nearest to its neighbours, or the mean of the m nearest (multi-Krum); not weighted."""
-    rule = robust.krum(share, m)
+    rule = robust.krum_rule(share, m)
 
     def apply(method: Method) -> Method:
         if method.layout.bases:
@@ -17,6 +17,6 @@ def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
                 "krum compares whole updates, but clients of split-mix may train different bases; take median, "
                 "trimmed-mean or geomed, or drop split-mix"
             )
-        return robust.collecting(method, "krum", rule)
+        return robust.with_collected_rule(method, "krum", rule)
 
     return apply

@@ -1,4 +1,4 @@
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow_share
 from sparing.core.method import Method, Recipe, Share
 from sparing.core.registry import recipe
 
@@ -10,6 +10,6 @@ def local() -> Recipe:
     def apply(method: Method) -> Method:
         home = frozenset(method.layout.shapes)
         alone = Share(down=lambda state, model, ctx: {}, up=lambda got, ctx: {}, own=home, private=home)
-        return method._replace(share=narrow(method.share, alone))
+        return method._replace(share=narrow_share(method.share, alone))
 
     return apply

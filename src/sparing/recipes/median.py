@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import robust
+from sparing.parts.blend import robust
 
 
 @recipe("median", paper="Yin et al. 2018, arXiv:1803.01498")
@@ -8,6 +8,6 @@ def median() -> Recipe:
     """The median of every coordinate instead of the mean; not weighted."""
 
     def apply(method: Method) -> Method:
-        return robust.collecting(method, "median", robust.median)
+        return robust.with_collected_rule(method, "median", robust.coordinate_median)
 
     return apply

@@ -1,12 +1,12 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import bound as parts
+from sparing.parts.blend import norm_bound as parts
 
 
 @recipe("norm-bound", paper="Sun et al. 2019, arXiv:1911.07963")
 def norm_bound(bound: float) -> Recipe:
     """Scale every update down to a norm of at most `bound` before it is averaged."""
-    step = parts.norm_bound(bound)
+    step = parts.norm_bound_step(bound)
 
     def apply(method: Method) -> Method:
         return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps), lenient=True))

@@ -1,10 +1,10 @@
 from typing import Literal
 
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.gaussian import keyed
+from sparing.core.gaussian import keyed_words
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import obfuscate as parts
+from sparing.parts.code import obfuscate as parts
 
 
 @recipe("obfuscate", paper="obfuscated updates; no guarantee, see docs/privacy.md")
@@ -18,9 +18,9 @@ def obfuscate(
 
     def apply(method: Method) -> Method:
         secret = source != "seed"
-        words = method.words if secret else keyed
-        stages = [parts.noised(method.layout, noise, words)] if noise else []
-        stages += [parts.rotated(method.layout, words)] if rotate else []
+        words = method.words if secret else keyed_words
+        stages = [parts.noise_codec(method.layout, noise, words)] if noise else []
+        stages += [parts.basis_change_codec(method.layout, words)] if rotate else []
         return method._replace(up=(*method.up, *stages), secret=method.secret or secret)
 
     return apply

@@ -1,7 +1,7 @@
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow_share
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import layers as parts
+from sparing.parts.share import personal as parts
 
 
 @recipe("personal", paper="Arivazhagan et al. 2019, arXiv:1912.00818")
@@ -9,6 +9,6 @@ def personal(layers: list[str] | None = None, shared: list[str] | None = None) -
     """Keep some layers (by default the last) on the client; they never cross the wire."""
 
     def apply(method: Method) -> Method:
-        return method._replace(share=narrow(method.share, parts.personal(method.layout, layers, shared)))
+        return method._replace(share=narrow_share(method.share, parts.personal_share(method.layout, layers, shared)))
 
     return apply

@@ -1,11 +1,11 @@
-from sparing.core.compose import narrow, with_rule
+from sparing.core.compose import narrow_share, with_rule
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import layers as parts
-from sparing.parts import neighbours, similarity
-from sparing.parts.adapters import gates
-from sparing.recipes.fedsim import weighed
+from sparing.parts.blend import fedsim, neighbours
+from sparing.parts.share import personal as parts
+from sparing.parts.share.adapter_gates import adapter_gates
+from sparing.recipes.fedsim import weigh_by_similarity
 
 
 @recipe("pfedsim", paper="Tan et al. 2023, arXiv:2305.15706")
@@ -31,21 +31,27 @@ def pfedsim(
         raise ConfigError(f"pfedsim.adapter is {adapter}; write {{base: 4, growth: 2}}")
 
     def apply(method: Method) -> Method:
-        layout, home = method.layout, parts.split(method.layout, layers, shared)
+        layout, home = method.layout, parts.personal_tensors(method.layout, layers, shared)
         if mode == "seed" or len(home) == len(layout.shapes):
             if adapter is not None and layers is None and shared is None:
-                home |= parts.matching(layout, ["adapter"], "pfedsim.adapter")
-            share = parts.at_home(layout, home)
+                home |= parts.matching_tensors(layout, ["adapter"], "pfedsim.adapter")
+            share = parts.stay_home_share(layout, home)
             if adapter is not None:
-                share = share._replace(given=gates(layout, home, adapter.get("base", 4), adapter.get("growth", 2)))
-            return weighed(method._replace(share=narrow(method.share, share)), home, q, on, softmax, at)
+                share = share._replace(
+                    given=adapter_gates(layout, home, adapter.get("base", 4), adapter.get("growth", 2))
+                )
+            return weigh_by_similarity(
+                method._replace(share=narrow_share(method.share, share)), home, q, on, softmax, at
+            )
         if not home:
             raise MethodError("pfedsim's published form compares the clients' heads, so it needs a personal layer")
         part = 0.5 if warmup is None else warmup
-        step = neighbours.neighbours(layout, home, part, method.share.private, similarity.sizes(layout, home))
+        step = neighbours.neighbours_step(
+            layout, home, part, method.share.private, fedsim.parameter_counts(layout, home)
+        )
         steps = (*method.blend.steps, step)
-        heads = neighbours.heads_up(layout, home, part)
-        method = with_rule(method, neighbours.refuse_unlike(neighbours.compared(layout, home), home))
-        return method._replace(share=narrow(method.share, heads), blend=method.blend._replace(steps=steps))
+        heads = neighbours.heads_up_share(layout, home, part)
+        method = with_rule(method, neighbours.refuse_unpublished(neighbours.compared_head(layout, home), home))
+        return method._replace(share=narrow_share(method.share, heads), blend=method.blend._replace(steps=steps))
 
     return apply

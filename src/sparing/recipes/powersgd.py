@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import powersgd as parts
+from sparing.parts.code import powersgd as parts
 
 
 @recipe("powersgd", paper="Vogels et al. 2019, arXiv:1905.13727")
@@ -8,7 +8,7 @@ def powersgd(rank: int = 2, memory: bool = True) -> Recipe:
     """Send each matrix as two thin factors, found from those of the client's round before."""
 
     def apply(method: Method) -> Method:
-        codec = parts.powersgd(method.layout, rank, method.share.private)
+        codec = parts.powersgd_codec(method.layout, rank, method.share.private)
         return method._replace(up=(*method.up, codec), memory=method.memory or memory)
 
     return apply

@@ -1,9 +1,9 @@
-from sparing.core.compose import narrow
+from sparing.core.compose import narrow_share
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Phase, Recipe
 from sparing.core.registry import recipe
 from sparing.core.tree import Tree
-from sparing.parts import prune as parts
+from sparing.parts.share import prune as parts
 
 
 @recipe("prune", paper="magnitude pruning, Han et al. 2015, arXiv:1506.02626, before the first round")
@@ -13,7 +13,7 @@ def prune(keep: float = 0.5, over: str = "layer") -> Recipe:
     def apply(method: Method) -> Method:
         if method.fit is not None:
             raise MethodError("prune cannot go with models of several sizes: resizing fills pruned weights; drop one")
-        part, before = parts.pruned(method.layout, keep, over), method.extra
+        part, before = parts.prune_by_magnitude(method.layout, keep, over), method.extra
 
         def held(phase: Phase) -> Phase:
             return phase._replace(holds=phase.holds | part.names)
@@ -24,6 +24,6 @@ def prune(keep: float = 0.5, over: str = "layer") -> Recipe:
             first = part.first(model)
             return before(model | first) | first
 
-        return method._replace(share=narrow(method.share, part.share), local=local, extra=extra)
+        return method._replace(share=narrow_share(method.share, part.share), local=local, extra=extra)
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant
+from sparing.parts.code import quantisers
 
 
 @recipe("qsgd", paper="Alistarh et al. 2017, arXiv:1610.02132")
@@ -8,6 +8,6 @@ def qsgd(levels: int = 127, bucket: int | None = None) -> Recipe:
     """Send each value as a level of its layer's norm, rounded at random and right on average."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, quant.qsgd(method.layout, levels, bucket)))
+        return method._replace(up=(*method.up, quantisers.qsgd_codec(method.layout, levels, bucket)))
 
     return apply

@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import sparse
+from sparing.parts.code import sparsifiers
 
 
 @recipe("randk", paper="Stich et al. 2018, arXiv:1809.07599")
@@ -8,7 +8,7 @@ def randk(ratio: float = 0.1, unbiased: bool = False, memory: bool = False) -> R
     """Send a random part of the update; both ends draw the positions, so they cost no bytes."""
 
     def apply(method: Method) -> Method:
-        up = (*method.up, sparse.randk(method.layout, ratio, unbiased))
+        up = (*method.up, sparsifiers.randk_codec(method.layout, ratio, unbiased))
         return method._replace(up=up, memory=method.memory or memory)
 
     return apply

@@ -1,11 +1,11 @@
 from typing import Literal
 
-from sparing.core.compose import beside, weighed_by, with_rule
+from sparing.core.compose import join_shares_beside, weighed_by, with_rule
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.core.tree import Layout, Tree, with_extra
-from sparing.parts import variates
+from sparing.parts.train import control_variates
 
 
 @recipe("scaffold", paper="Karimireddy et al. 2019, arXiv:1910.06378")
@@ -16,7 +16,7 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
         method = weighed_by(method, evenly) if weights == "uniform" else method
         if any(phase.correct for phase in method.local.phases):
             raise MethodError("scaffold stands twice in the method; drop one")
-        variates.refuse_memory(method.local.phases)
+        control_variates.refuse_other_optimisers(method.local.phases)
         home = method.share.private | method.share.values
         names = [name for name in method.layout.params if name not in home]
         if not names:
@@ -24,21 +24,24 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
         local, first = method.local, method.extra
 
         def extra(model: Tree) -> Tree:
-            return first(model) | variates.zeros(model, names)
+            return first(model) | control_variates.server_control_variates(model, names)
 
         def init(layout: Layout) -> Tree:
-            return local.init(layout) | variates.memories(layout, names)
+            return local.init(layout) | control_variates.client_control_variates(layout, names)
 
-        method = with_rule(method, variates.refuse_unlike)
-        steps = (*method.blend.steps, variates.part_of_all(names, weights))
+        method = with_rule(method, control_variates.refuse_unlike_means)
+        steps = (*method.blend.steps, control_variates.scale_control_variates_step(names, weights))
         phases = tuple(phase._replace(correct=True) for phase in local.phases)
         return method._replace(
-            layout=with_extra(method.layout, names, variates.SUFFIX),
-            share=beside(method.share, variates.whole(names)),
+            layout=with_extra(method.layout, names, control_variates.SUFFIX),
+            share=join_shares_beside(method.share, control_variates.control_variates_share(names)),
             extra=extra,
             blend=method.blend._replace(steps=steps),
             local=local._replace(
-                phases=phases, init=init, lost=variates.unsent, wraps=(*local.wraps, variates.corrected())
+                phases=phases,
+                init=init,
+                lost=control_variates.take_back_unsent,
+                wraps=(*local.wraps, control_variates.correct_by_control_variates()),
             ),
         )
 

@@ -1,13 +1,13 @@
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe, Remade
 from sparing.core.registry import recipe
-from sparing.parts import mix
+from sparing.parts.size import split_mix as mix
 
 
 @recipe("split-mix", paper="Hong et al. 2022, arXiv:2203.09747")
 def split_mix(ratio: float = 0.125) -> Recipe:
     """Split the network into narrow ones that train apart; a client holds as many as it can afford, all give a mean."""
-    bases = mix.bases_of(ratio)
+    bases = mix.bases_for_ratio(ratio)
 
     def apply(method: Method) -> Method:
         if method.size is not None or bases == 1:
@@ -19,6 +19,6 @@ def split_mix(ratio: float = 0.125) -> Recipe:
                 f"split-mix needs the layout of a model split into {bases} bases, seen one of {method.layout.bases}; "
                 "call `remade` first"
             )
-        return method._replace(fit=mix.some_of(method.layout))
+        return method._replace(fit=mix.bases_fit(method.layout))
 
-    return Remade(apply, lambda model, static, seed: mix.split(model, bases, static, seed))
+    return Remade(apply, lambda model, static, seed: mix.split_by_width(model, bases, static, seed))

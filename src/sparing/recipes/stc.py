@@ -2,7 +2,7 @@ from sparing.core.codec import chain
 from sparing.core.errors import MethodError
 from sparing.core.method import Broadcast, Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant, sparse
+from sparing.parts.code import quantisers, sparsifiers
 
 
 @recipe("stc", paper="Sattler et al. 2019, arXiv:1903.02891")
@@ -10,7 +10,7 @@ def stc(ratio: float = 0.01, down: bool = True) -> Recipe:
     """Send the signs and the mean magnitude of each layer's largest entries, with memory; the server does the same."""
 
     def apply(method: Method) -> Method:
-        codec = chain(sparse.topk(method.layout, ratio), quant.sign(method.layout))
+        codec = chain(sparsifiers.topk_codec(method.layout, ratio), quantisers.sign_codec(method.layout))
         method = method._replace(up=(*method.up, codec._replace(name="stc")), memory=True)
         if not down:
             return method

@@ -3,9 +3,9 @@ from typing import Literal
 from sparing.core.compose import with_rule
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import sparse
-from sparing.parts.stein import Settings, refuse_twice
-from sparing.parts.stein import stein as shrinkage
+from sparing.parts.blend.stein import SteinSettings, refuse_stein_twice
+from sparing.parts.blend.stein import stein_step as shrinkage
+from sparing.parts.code import sparsifiers
 
 PAPER = "James and Stein 1961; shrinkage of the averaged update"
 
@@ -22,11 +22,11 @@ def stein(
     only: float = 1.0,
 ) -> Recipe:
     """Shrink each layer's averaged update towards its running mean, the more the less clients agree."""
-    settings = Settings(beta, warmup, target, beta_role, estimator, population, learn_beta, only)
+    settings = SteinSettings(beta, warmup, target, beta_role, estimator, population, learn_beta, only)
 
     def apply(method: Method) -> Method:
         step = shrinkage(method.layout, settings)  # it looks at what arrived, so it comes before the other steps
-        method = with_rule(method, refuse_twice)
+        method = with_rule(method, refuse_stein_twice)
         return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps)))
 
     return apply
@@ -44,7 +44,7 @@ def sr_fedavg(
 
     def apply(method: Method) -> Method:
         if topk is not None:
-            method = method._replace(up=(*method.up, sparse.topk(method.layout, topk)))
+            method = method._replace(up=(*method.up, sparsifiers.topk_codec(method.layout, topk)))
         return shrink(method)
 
     return apply

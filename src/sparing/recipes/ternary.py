@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import quant
+from sparing.parts.code import quantisers
 
 
 @recipe("ternary", paper="TernGrad, Wen et al. 2017, arXiv:1705.07878")
@@ -8,6 +8,6 @@ def ternary() -> Recipe:
     """Send each value as -1, 0 or 1 times its layer's largest, drawn so as to be right on average."""
 
     def apply(method: Method) -> Method:
-        return method._replace(up=(*method.up, quant.ternary(method.layout)))
+        return method._replace(up=(*method.up, quantisers.ternary_codec(method.layout)))
 
     return apply

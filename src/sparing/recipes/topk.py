@@ -1,6 +1,6 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import sparse
+from sparing.parts.code import sparsifiers
 
 
 @recipe("topk", paper="Aji and Heafield 2017, arXiv:1704.05021")
@@ -8,7 +8,7 @@ def topk(ratio: float = 0.1, mode: str = "exact", over: str = "layer", memory: b
     """Send only the largest entries of each layer's update; their positions are paid for."""
 
     def apply(method: Method) -> Method:
-        up = (*method.up, sparse.topk(method.layout, ratio, mode, over))
+        up = (*method.up, sparsifiers.topk_codec(method.layout, ratio, mode, over))
         return method._replace(up=up, memory=method.memory or memory)
 
     return apply

@@ -1,14 +1,14 @@
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
-from sparing.parts import robust
+from sparing.parts.blend import robust
 
 
 @recipe("trimmed-mean", paper="Yin et al. 2018, arXiv:1803.01498")
 def trimmed_mean(share: float = 0.2) -> Recipe:
     """The mean of every coordinate without a share of the values at each end; not weighted."""
-    rule = robust.trimmed_mean(share)
+    rule = robust.trimmed_mean_rule(share)
 
     def apply(method: Method) -> Method:
-        return robust.collecting(method, "trimmed-mean", rule)
+        return robust.with_collected_rule(method, "trimmed-mean", rule)
 
     return apply

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from sparing.core.keys import few_hashes, hashes
-from sparing.task.dataset import prepared
-from sparing.train.augment import augmented
+from sparing.data.augment import augment_batch
+from sparing.data.dataset import to_network_input
 from sparing.train.batches import batch_table, shuffle_keys
+from sparing.train.call import PathCall
 from sparing.train.keyed_layers import dropout_keys
-from sparing.train.lesson import Lesson
 from sparing.train.torch_rng import seed_torch
 from sparing.train.working_copy import WorkingCopy, gathered_samples
 
@@ -27,7 +27,7 @@ class ClientKeys(NamedTuple):
     views: list[Tensor]  # per phase [K]: of augmentation
 
 
-def client_keys(lesson: Lesson) -> ClientKeys:
+def batch_keys(lesson: PathCall) -> ClientKeys:
     ctx, phases = lesson.ctx, lesson.local.phases
     counts = lesson.data.count[ctx.ids].tolist()
     return ClientKeys(
@@ -38,7 +38,7 @@ def client_keys(lesson: Lesson) -> ClientKeys:
 
 
 def client_batches(
-    lesson: Lesson, keys: ClientKeys, work: WorkingCopy, k: int, number: int, seeded: bool
+    lesson: PathCall, keys: ClientKeys, work: WorkingCopy, k: int, number: int, seeded: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Samples and targets of client k's steps in phase `number`.
 
@@ -55,7 +55,7 @@ def client_batches(
         if seeded:
             seed_torch(key & _SEED_BITS, device)
         work.step.begin(key if device.type == "cpu" else torch.tensor(key, device=device))
-        samples = prepared(gathered_samples(x, row[:size], work))
+        samples = to_network_input(gathered_samples(x, row[:size], work))
         if views is not None:
-            samples = augmented(samples[None], views[:, t], chosen)[0]
+            samples = augment_batch(samples[None], views[:, t], chosen)[0]
         yield samples, y.index_select(0, row[:size]).to(device)

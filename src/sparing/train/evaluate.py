@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from sparing.core.errors import ConfigError
 from sparing.core.threads import intra_op
-from sparing.core.tree import Tree, rows
-from sparing.task.clients import Clients
-from sparing.task.dataset import prepared
+from sparing.core.tree import Tree, row_count
+from sparing.data.clients import Clients
+from sparing.data.dataset import to_network_input
 from sparing.train.keyed_layers import looks_at_batches
 from sparing.train.losses import Loss, accuracy, sample_losses
 from sparing.train.metrics import micro_aucs
@@ -92,7 +92,7 @@ def evaluate_rows(
     alone = static or looks_at_batches(model, static)
     lent = runner.lend(model, device_of_tree(models), static)
     with torch.no_grad(), GATE.side_by_side(), lent as work, own_rng(work.device), intra_op(1):
-        if rows(models) == 1 and not alone:
+        if row_count(models) == 1 and not alone:
             load_row(work, models, 0)
             place = (data.start[ids] - (count.cumsum(0) - count))[owner] + torch.arange(len(owner))
             found = _scores(work, loss, data.x, data.y, place)
@@ -145,7 +145,7 @@ def _scores(work: WorkingCopy, loss: Loss, x: Tensor, y: Tensor, places: Tensor)
     parts = []
     for place in places.to(x.device).tensor_split(-(-len(places) // work.width) or 1):
         if len(place):
-            output = work.module(prepared(gathered_samples(x, place, work)))
+            output = work.module(to_network_input(gathered_samples(x, place, work)))
             parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device)))
     return _joined_scores(parts)
 

@@ -7,7 +7,7 @@ from sparing.core.errors import TrainingError
 from sparing.core.method import Local
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
-from sparing.task.dataset import prepared
+from sparing.data.dataset import to_network_input
 from sparing.train.evaluate import CopyMaker, frozen_copy
 from sparing.train.losses import Loss, sample_losses
 from sparing.train.torch_rng import own_rng
@@ -59,7 +59,7 @@ def gradient_at(
     with torch.enable_grad(), own_rng(work.device), intra_op(1):
         load_row(work, tree, 0)
         for place in torch.arange(len(x), device=x.device).tensor_split(-(-len(x) // EVALUATED_AT_ONCE)):
-            output = work.module(prepared(gathered_samples(x, place, work)))
+            output = work.module(to_network_input(gathered_samples(x, place, work)))
             losses = sample_losses(loss, output, y.index_select(0, place).to(work.device))
             total = [so_far + more for so_far, more in zip(total, gradients(losses.sum(), params), strict=True)]
     found = {name: (g / len(x)).contiguous()[None] for name, g in zip(names, total, strict=True)}
@@ -84,7 +84,7 @@ def reaches_params(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tenso
     with torch.enable_grad(), own_rng(work.device), intra_op(1):
         load_row(work, tree, 0)
         work.step.begin(0 if work.device.type == "cpu" else torch.tensor(0, device=work.device))
-        output = work.module(prepared(gathered_samples(x, torch.arange(len(x), device=x.device), work)))
+        output = work.module(to_network_input(gathered_samples(x, torch.arange(len(x), device=x.device), work)))
         total = sample_losses(loss, output, y.to(work.device)).sum()
         if not total.requires_grad:
             return False

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.context import Ctx
-from sparing.core.errors import ConfigError, nearest
+from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Local, Phase
-from sparing.core.mix import Mix
 from sparing.core.reduce import total
 from sparing.core.tree import Models, Tree
-from sparing.task.clients import Clients
-from sparing.train.lesson import Lesson
+from sparing.data.clients import Clients
+from sparing.parts.size.mixture import Mix
+from sparing.train.call import PathCall
 from sparing.train.losses import Loss
 from sparing.train.optim import OPTIMISERS, factor_pairs
 from sparing.train.paths import path_called
@@ -55,7 +55,7 @@ def train(
     (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
     """
     if isinstance(model, Mix):
-        return _train_bases(Lesson(model, loss, data, local, start, ctx, memory or {}, anchor, pull, precision), path)
+        return _train_bases(PathCall(model, loss, data, local, start, ctx, memory or {}, anchor, pull, precision), path)
     chosen = path_called(path)
     check_local(local)
     check_names(model, start)
@@ -63,12 +63,12 @@ def train(
     if not factor_pairs(list(start)):
         local = local._replace(phases=tuple(phase._replace(frobenius=0.0) for phase in local.phases))
     memory = memory if memory is not None else {}
-    lesson = Lesson(model, loss, data, local, start, ctx, memory, anchor, pull, precision, graph, threads)
+    lesson = PathCall(model, loss, data, local, start, ctx, memory, anchor, pull, precision, graph, threads)
     after, losses = chosen.train(lesson)
     return after, {"loss": losses.to(lesson.device, torch.float32)}
 
 
-def _train_bases(lesson: Lesson, path: str) -> tuple[Tree, dict[str, Tensor]]:
+def _train_bases(lesson: PathCall, path: str) -> tuple[Tree, dict[str, Tensor]]:
     """Each base of each client as if it were a client of its own, with the same batches; the loss is their mean.
 
     Dropout is drawn for each base apart.
@@ -100,7 +100,7 @@ def _check_clients(data: Clients, ctx: Ctx) -> None:
 
 def check_local(local: Local) -> None:
     if local.buffers not in BUFFERS:
-        raise ConfigError(f"no policy for buffers is called {local.buffers!r}: {nearest(local.buffers, BUFFERS)}")
+        raise ConfigError(f"no policy for buffers is called {local.buffers!r}: {nearest_name(local.buffers, BUFFERS)}")
     if not local.phases:
         raise ConfigError("local training has no phases: give it one, such as Phase(epochs=1)")
     for i, phase in enumerate(local.phases, 1):
@@ -110,7 +110,7 @@ def check_local(local: Local) -> None:
 def _check_phase(i: int, phase: Phase) -> None:
     if phase.optimiser not in OPTIMISERS:
         raise ConfigError(
-            f"phase {i}: no optimiser is called {phase.optimiser!r}: {nearest(phase.optimiser, OPTIMISERS)}"
+            f"phase {i}: no optimiser is called {phase.optimiser!r}: {nearest_name(phase.optimiser, OPTIMISERS)}"
         )
     for name in ("epochs", "steps", "batch"):
         if getattr(phase, name) is not None and getattr(phase, name) < 1:

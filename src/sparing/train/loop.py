@@ -14,9 +14,9 @@ from sparing.core.errors import ConfigError
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.train.batches import counted_from
-from sparing.train.client_batches import ClientKeys, client_batches, client_keys
+from sparing.train.call import PathCall, check_finite, diverged
+from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
-from sparing.train.lesson import Lesson, check_finite, diverged
 from sparing.train.losses import sample_losses
 from sparing.train.optim import (
     beside_rows,
@@ -31,11 +31,11 @@ from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import WorkingCopy, load_row, save_row, trained_names, trained_params, working_copy
 
 
-def train_loop(lesson: Lesson) -> tuple[Tree, Tensor]:
+def train_loop(lesson: PathCall) -> tuple[Tree, Tensor]:
     """The models after training, `[K, *shape]`, and the reported losses `[K]`; `lesson.memory` is overwritten."""
     if lesson.precision == "bf16":
         raise ConfigError("path 'loop' trains in float32, but precision is bf16: use 'loop-fast' or 'implicit'")
-    work, keys, after = working_copy(lesson.model, lesson.device, lesson.static), client_keys(lesson), rows_for(lesson)
+    work, keys, after = working_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson), rows_for(lesson)
     losses = []
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
         for k in range(len(lesson.ctx.ids)):
@@ -44,7 +44,7 @@ def train_loop(lesson: Lesson) -> tuple[Tree, Tensor]:
     return after, torch.tensor(losses)
 
 
-def rows_for(lesson: Lesson) -> Tree:
+def rows_for(lesson: PathCall) -> Tree:
     """Room for every client's model."""
     k = len(lesson.ctx.ids)
     return {
@@ -53,7 +53,7 @@ def rows_for(lesson: Lesson) -> Tree:
     }
 
 
-def _train_client(lesson: Lesson, keys: ClientKeys, work: WorkingCopy, after: Tree, k: int) -> float:
+def _train_client(lesson: PathCall, keys: ClientKeys, work: WorkingCopy, after: Tree, k: int) -> float:
     """Client k's row is loaded, trained through all phases, and saved."""
 
     def train(seeded: bool) -> tuple[float, Tree]:
@@ -71,7 +71,7 @@ def _train_client(lesson: Lesson, keys: ClientKeys, work: WorkingCopy, after: Tr
 
 
 def _train_phase(
-    lesson: Lesson, keys: ClientKeys, work: WorkingCopy, k: int, number: int, remembered: Tree, seeded: bool
+    lesson: PathCall, keys: ClientKeys, work: WorkingCopy, k: int, number: int, remembered: Tree, seeded: bool
 ) -> float:
     """Forward, loss, gradient, update for each batch of client k; its mean loss over the last epoch."""
     phase = lesson.local.phases[number]
@@ -92,7 +92,7 @@ def _train_phase(
 class ReportedLoss:
     """The mean over the samples visited in the last epoch of a phase, or in all its steps where it counts steps."""
 
-    def __init__(self, lesson: Lesson, k: int, number: int) -> None:
+    def __init__(self, lesson: PathCall, k: int, number: int) -> None:
         self.client, self.round, self.number = int(lesson.ctx.ids[k]), lesson.ctx.round, number
         self.phase = lesson.local.phases[number]
         self.begin = counted_from(self.phase, int(lesson.data.count[self.client]))

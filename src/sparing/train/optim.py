@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.factors import along, pace, squared
 from sparing.core.method import Phase
 from sparing.core.operation import operation
 from sparing.core.tree import Layout, Tree
+from sparing.parts.factors import along_factors, factor_pace, gram_of_rows
 
 Memory = dict[str, list[Tensor]]
 Pairs = list[tuple[int, int]]
@@ -102,7 +102,7 @@ def factor_pairs(names: list[str]) -> Pairs:
 
 
 def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength: float) -> list[Tensor]:
-    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B, in the layer's `pace`.
+    """Adds the gradient of strength / 2 * |A B|^2, strength A B B^T and strength A^T A B, in the layer's `factor_pace`.
 
     A dense layer's factors are a [m, r] and b [r, n]; a convolution's are a [m, r, k, 1] and b [r, n, 1, k]. A client
     axis may come first.
@@ -110,15 +110,15 @@ def frobenius(grads: list[Tensor], params: list[Tensor], pairs: Pairs, strength:
     grads = list(grads)
     for i, j in pairs:
         a, b = params[i], params[j]
-        of_a, of_b = along(pace(a, b), a)
+        of_a, of_b = along_factors(factor_pace(a, b), a)
         if a.ndim >= 4:
             columns, rows = a.transpose(-4, -3).flatten(-3), b.flatten(-3)  # [r, m k], [r, n k]
-            inner, outer = squared(rows), squared(columns)
+            inner, outer = gram_of_rows(rows), gram_of_rows(columns)
             decay = (inner @ columns).view(a.transpose(-4, -3).shape).transpose(-4, -3)
             grads[i] = grads[i] + strength * of_a * decay
             grads[j] = grads[j] + strength * of_b * (outer @ rows).view(b.shape)
         else:
-            grads[i] = add_product(grads[i], a, squared(b) * of_a, strength)
+            grads[i] = add_product(grads[i], a, gram_of_rows(b) * of_a, strength)
             grads[j] = add_product(grads[j], of_b * (a.mT @ a), b, strength)
     return grads
 

@@ -5,15 +5,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, nearest
+from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.tree import Models
+from sparing.train.call import PathCall
 from sparing.train.evaluate import PLAIN_RUNNER, Runner
-from sparing.train.lesson import Lesson
 from sparing.train.loop import train_loop
 
 
 class TrainPath(NamedTuple):
-    train: Callable[[Lesson], tuple[Models, Tensor]]  # the models after training, `[K, ...]`, and the losses `[K]`
+    train: Callable[[PathCall], tuple[Models, Tensor]]  # the models after training, `[K, ...]`, and the losses `[K]`
     runner: Runner  # how models are evaluated by those who train so
     in_turn: bool  # one client after the other: a row has the same bits in any chunk
 
@@ -23,5 +23,5 @@ PATHS: dict[str, TrainPath] = {"loop": TrainPath(train_loop, PLAIN_RUNNER, in_tu
 
 def path_called(name: str) -> TrainPath:
     if name not in PATHS:
-        raise ConfigError(f"no path is called {name!r}: {nearest(name, PATHS)}")
+        raise ConfigError(f"no path is called {name!r}: {nearest_name(name, PATHS)}")
     return PATHS[name]

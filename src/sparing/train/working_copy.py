@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import ConfigError, nearest
+from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Phase
 from sparing.core.tree import Tree
 from sparing.train.keyed_layers import KeyedStep, hook_keyed_layers
@@ -53,7 +53,7 @@ def trained_names(work: WorkingCopy, phase: Phase) -> list[str]:
     """Names in `work.state` that move in this phase; parameters frozen by the model's author never do."""
     names = {name for name in work.alias if isinstance(work.state[work.alias[name]], nn.Parameter)}
     for name in sorted((phase.trains or frozenset()) - names):
-        raise ConfigError(f"trains: the model has no parameter {name!r}: {nearest(name, names)}")
+        raise ConfigError(f"trains: the model has no parameter {name!r}: {nearest_name(name, names)}")
     chosen = names if phase.trains is None else phase.trains
     wanted = {work.alias[name] for name in chosen}
     return [name for name in work.state if name in wanted and name in work.params]
@@ -105,7 +105,7 @@ def gathered_samples(x: Tensor, places: Tensor, work: WorkingCopy) -> Tensor:
 def check_names(model: nn.Module, tree: Tree) -> None:
     for name, x in model.state_dict(keep_vars=True).items():
         if name not in tree:
-            raise ConfigError(f"start lacks {name!r}, which the model has: {nearest(name, tree)}")
+            raise ConfigError(f"start lacks {name!r}, which the model has: {nearest_name(name, tree)}")
         if tree[name].shape[1:] != x.shape:
             raise ConfigError(f"start has {name!r} of shape {tuple(tree[name].shape[1:])}, the model {tuple(x.shape)}")
 

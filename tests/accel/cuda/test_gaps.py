@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from sparing.core.parcel import Leaf, Parcel, each
-from sparing.core.wire import sizes, sizes_later, to_bytes
+from sparing.core.parcel import Leaf, Parcel, map_tensors
+from sparing.wire import parcel_sizes, sizes_later, to_bytes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -37,13 +37,13 @@ def parcel(share: float) -> Parcel:
 @pytest.mark.parametrize("share", [0.0, 0.0005, 0.01, 0.1, 0.3, 0.7, 1.0])
 def test_sizes_are_those_of_the_bytes(share):
     here = parcel(share)
-    there = sizes(each(here, lambda x: x.cuda()))
-    assert all(torch.equal(there[kind], x) for kind, x in sizes(here).items())
+    there = parcel_sizes(map_tensors(here, lambda x: x.cuda()))
+    assert all(torch.equal(there[kind], x) for kind, x in parcel_sizes(here).items())
     assert sum(there.values()).tolist() == [len(to_bytes(here, k)) for k in range(K)]
 
 
 def test_what_travels_nowhere_is_only_counted():
     whole = parcel(0.5)
     here = Parcel({name: whole.leaves[name] for name in ("plain", "scope")}, whole.notes)
-    later = sizes_later(each(here, lambda x: x.cuda()))
-    assert all(torch.equal(later()[kind], x) for kind, x in sizes(here).items())
+    later = sizes_later(map_tensors(here, lambda x: x.cuda()))
+    assert all(torch.equal(later()[kind], x) for kind, x in parcel_sizes(here).items())

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sparing.core.keys import choose
-from sparing.core.reduce import keep_largest, largest
+from sparing.core.reduce import keep_largest, largest_in_rows
 from support import changed, make_ctx
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -47,7 +47,7 @@ def test_the_largest_are_those_of_the_cpu(kind, k):
 def test_one_k_for_all_rows_and_other_numbers():
     x = values("ties")[:, :5000]
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int8):
-        assert torch.equal(largest(x.to("cuda", dtype), 700).cpu(), largest(x.to(dtype), 700))
+        assert torch.equal(largest_in_rows(x.to("cuda", dtype), 700).cpu(), largest_in_rows(x.to(dtype), 700))
 
 
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (10, 0), (10, 3), (5000, 4999), (300_000, 1), (1_000_003, 400_000)])

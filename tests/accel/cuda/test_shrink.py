@@ -4,7 +4,7 @@ import torch
 from sparing.core.context import context
 from sparing.core.method import Arrival, Blended
 from sparing.core.tree import Layout
-from sparing.parts.stein import Settings, stein
+from sparing.parts.blend.stein import SteinSettings, stein_step
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -12,9 +12,9 @@ SHAPES = {"conv": (4, 3, 3, 3), "bias": (7,), "dense": (300, 20), "few": (2,)}
 LAYOUT = Layout(SHAPES, dict.fromkeys(SHAPES, torch.float32))
 
 
-def played(device: str, n: int, settings: Settings) -> list:
+def played(device: str, n: int, settings: SteinSettings) -> list:
     """Five rounds of n clients that agree in part; in the third, one layer does not move."""
-    g, step, ids = torch.Generator().manual_seed(n), stein(LAYOUT, settings), torch.arange(n)
+    g, step, ids = torch.Generator().manual_seed(n), stein_step(LAYOUT, settings), torch.arange(n)
     drift = {name: torch.randn(1, *shape, generator=g) for name, shape in SHAPES.items()}
     model = {name: torch.zeros(1, *shape, device=device) for name, shape in SHAPES.items()}
     state, found, free = step.init(model, 9000), [], dict.fromkeys(SHAPES)
@@ -35,7 +35,7 @@ def played(device: str, n: int, settings: Settings) -> list:
 @pytest.mark.parametrize("n", [2, 50, 300, 5000])
 @pytest.mark.parametrize(
     "settings",
-    [Settings(warmup=1), Settings(warmup=1, only=0.5), Settings(warmup=2, beta_role="coefficient")],
+    [SteinSettings(warmup=1), SteinSettings(warmup=1, only=0.5), SteinSettings(warmup=2, beta_role="coefficient")],
     ids=["target", "only", "coefficient"],
 )
 def test_layers_are_shrunk_as_on_the_cpu(n, settings):

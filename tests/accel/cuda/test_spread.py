@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from sparing.engines.stale import spreads
+from sparing.engines.divergence import difference_sums
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -10,5 +10,5 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_sums_and_squares_are_those_of_the_cpu(k):
     shapes = [(1, 300, 7), (k, 40, 5), (k, 1), (k, 0), (k, 3001)]
     pairs = [(torch.randn(s), torch.randn(1, *s[1:])) for s in shapes]
-    there = spreads([(x.cuda(), origin.cuda()) for x, origin in pairs], k)
-    assert torch.allclose(there.cpu(), spreads(pairs, k), rtol=1e-12, atol=1e-12)
+    there = difference_sums([(x.cuda(), origin.cuda()) for x, origin in pairs], k)
+    assert torch.allclose(there.cpu(), difference_sums(pairs, k), rtol=1e-12, atol=1e-12)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 @cache
-def found() -> bool:
+def has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def ready(x: Tensor) -> bool:
+def takes_kernels(x: Tensor) -> bool:
     """Whether the kernels can take this tensor."""
-    return x.is_cuda and found()
+    return x.is_cuda and has_triton()

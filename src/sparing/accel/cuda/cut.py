@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparing.accel.cuda.places import block_of, in_rows, places_of
-from sparing.accel.cuda.stretches import blocks_of
+from sparing.accel.cuda.stretches import stretch_blocks
 
 BLOCK = 4096
 
@@ -40,12 +40,12 @@ def cut_kernel(table, stretch, start, stop, first, whole, out, width, K, BLOCK: 
     tl.store(out + row * width + i, tl.where(keep, value, 0.0), mask=here)
 
 
-def overlay(parts: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+def overlay_parts(parts: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
     """Of each (own, new, mask), float32, `where(mask, new, own)`, `[K, ...]`."""
     k, rows = max(x.shape[0] for some in parts for x in some), [[in_rows(x) for x in some] for some in parts]
     sizes = tuple(own[0].numel() for own, _, _ in parts)
     device = parts[0][0].device
-    tables, out = blocks_of(sizes, BLOCK, device), torch.empty(k * sum(sizes), device=device)
+    tables, out = stretch_blocks(sizes, BLOCK, device), torch.empty(k * sum(sizes), device=device)
     overlay_kernel[(len(tables.stretch), k)](places_of(rows, device), *tables, out, k, BLOCK=BLOCK)
     return by_tensor(out, k, [own.shape for own, _, _ in parts])
 
@@ -54,7 +54,7 @@ Part = tuple[Tensor, Tensor | None, Tensor | None, Tensor]
 """(x `[K, ...]`, what it was added to, base, mask)."""
 
 
-def cut(parts: list[Part]) -> tuple[list[Tensor], list[Tensor]]:
+def cut_parts(parts: list[Part]) -> tuple[list[Tensor], list[Tensor]]:
     """Of each part, float32, x and what it was added to; and of that `where(mask, that - base, 0)`.
 
     The latter stand side by side in rows. The former are made only of parts that were added to something; of others
@@ -62,7 +62,7 @@ def cut(parts: list[Part]) -> tuple[list[Tensor], list[Tensor]]:
     """
     k, sizes = parts[0][0].shape[0], tuple(part[0][0].numel() for part in parts)
     rows, device = [[None if x is None else in_rows(x) for x in part] for part in parts], parts[0][0].device
-    tables, out = blocks_of(sizes, BLOCK, device), torch.empty(k, sum(sizes), device=device)
+    tables, out = stretch_blocks(sizes, BLOCK, device), torch.empty(k, sum(sizes), device=device)
     whole = torch.empty(k * sum(sizes), device=device) if any(part[1] is not None for part in parts) else out
     cut_kernel[(len(tables.stretch), k)](places_of(rows, device), *tables, whole, out, sum(sizes), k, BLOCK=BLOCK)
     shapes = [part[0].shape for part in parts]

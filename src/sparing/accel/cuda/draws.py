@@ -11,7 +11,7 @@ BLOCK = 1024
 
 
 @triton.jit
-def mixed(z):
+def mix_words(z):
     """`core.keys.mix`."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -21,14 +21,14 @@ def mixed(z):
 @triton.jit
 def word(key, i, GOLDEN: tl.constexpr):
     """Word i of a key's stream, uint64."""
-    return mixed(key.to(tl.uint64, bitcast=True) + (i + 1).to(tl.uint64) * GOLDEN)
+    return mix_words(key.to(tl.uint64, bitcast=True) + (i + 1).to(tl.uint64) * GOLDEN)
 
 
 @triton.jit
 def keys_kernel(ids, out, n, base, GOLDEN: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(ids + i, mask=i < n, other=0).to(tl.int64).to(tl.uint64, bitcast=True)
-    z = mixed(mixed(z * GOLDEN + 1) ^ base.to(tl.int64).to(tl.uint64, bitcast=True))
+    z = mix_words(mix_words(z * GOLDEN + 1) ^ base.to(tl.int64).to(tl.uint64, bitcast=True))
     tl.store(out + i, z.to(tl.int64, bitcast=True), mask=i < n)
 
 

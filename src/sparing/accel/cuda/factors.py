@@ -9,10 +9,10 @@ SIDE, DEPTH = 64, 16
 
 
 @triton.jit
-def product_kernel(
+def factor_kernel(
     a, b, out, m, n, r, HIGH: tl.constexpr, WIDE: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr
 ):  # fmt: skip
-    """Rows are (filter, height), columns (channel, width), as in `core.factors`."""
+    """Rows are (filter, height), columns (channel, width), as in `parts.factors`."""
     k = tl.program_id(2).to(tl.int64)
     row = tl.program_id(1) * SIDE + tl.arange(0, SIDE)
     column = tl.program_id(0) * SIDE + tl.arange(0, SIDE)
@@ -31,12 +31,12 @@ def product_kernel(
     tl.store(out + k * rows * columns + place, total, mask=(row < rows)[:, None] & (column < columns)[None])
 
 
-def products(a_K: Tensor, b_K: Tensor) -> Tensor:
-    """`core.factors.product` of float32 factors."""
+def factor_products(a_K: Tensor, b_K: Tensor) -> Tensor:
+    """`parts.factors.factor_product` of float32 factors."""
     k, m, r, high, _ = (*a_K.shape, 1, 1)[:5]
     n, wide = b_K.shape[2], b_K.shape[-1] if b_K.ndim == 5 else 1
     shape = (k, m, n, high, wide) if a_K.ndim == 5 else (k, m, n)
     out = torch.empty(shape, dtype=a_K.dtype, device=a_K.device)
     grid = (triton.cdiv(n * wide, SIDE), triton.cdiv(m * high, SIDE), k)
-    product_kernel[grid](a_K.contiguous(), b_K.contiguous(), out, m, n, r, HIGH=high, WIDE=wide, SIDE=SIDE, DEPTH=DEPTH)
+    factor_kernel[grid](a_K.contiguous(), b_K.contiguous(), out, m, n, r, HIGH=high, WIDE=wide, SIDE=SIDE, DEPTH=DEPTH)
     return out

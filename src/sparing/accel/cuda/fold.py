@@ -53,7 +53,7 @@ def thirds_kernel(left, weight, out, R, O, BLOCK: tl.constexpr):
         rest -= third.to(tl.float32)
 
 
-def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
+def left_in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
     """See `core.product.in_thirds`."""
     k, r, o = left.shape
     out, block = (
@@ -65,12 +65,12 @@ def in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def leaves_of(sizes: tuple[int, ...], places: tuple[int, ...], device: torch.device) -> Tensor:
+def leaf_places(sizes: tuple[int, ...], places: tuple[int, ...], device: torch.device) -> Tensor:
     """For every number of a row that joins tensors of these sizes, the place of its tensor."""
     return torch.tensor(places, dtype=torch.int32).repeat_interleave(torch.tensor(sizes)).to(device)
 
 
-def folded(
+def fold_rows(
     before: Tensor | None,
     update: Tensor,
     share_K: Tensor,
@@ -87,7 +87,7 @@ def folded(
     """
     (k, n), blocks = update.shape, triton.cdiv(update.shape[1], BLOCK)
     worst = torch.empty(4, blocks, dtype=torch.float64, device=update.device)
-    leaves = leaves_of(sizes, places, update.device)
+    leaves = leaf_places(sizes, places, update.device)
     fresh = before is None
     fold_kernel[(blocks,)](
         update, share_K, reach, leaves, total if fresh else before, total, worst, k, n, FRESH=fresh, BLOCK=BLOCK

@@ -1,4 +1,4 @@
-"""What the size of an index depends on, for all masks of K parcels at once: see `core.wire.index`.
+"""What the size of an index depends on, for all masks of K parcels at once: see `wire.index`.
 
 A mask is a stretch of a row. Positions are numbered among those alive; a gap is what lies between two that are kept.
 """
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.accel.cuda.stretches import blocks_of
+from sparing.accel.cuda.stretches import stretch_blocks
 
 BLOCK = 4096
 MANY = 512
@@ -110,7 +110,7 @@ def gaps_of(mask: Tensor, alive: Tensor | None, lengths: tuple[int, ...], gaps: 
     How many are alive, how many of them kept, the number of the last one (-1: none), and the sum of gap >> low where
     low is not zero; that only where `gaps` are asked for.
     """
-    tables, rows, n = blocks_of(lengths, BLOCK, mask.device), len(mask), sum(lengths)
+    tables, rows, n = stretch_blocks(lengths, BLOCK, mask.device), len(mask), sum(lengths)
     blocks, stretches, given = len(tables.stretch), len(lengths), alive is not None
     small = torch.empty(3, rows, blocks, dtype=torch.int32, device=mask.device)
     wide = torch.empty(2, rows, blocks, dtype=torch.int64, device=mask.device)

@@ -25,7 +25,7 @@ def mix_kernel(x, index, weight, out, n, k, m, MANY: tl.constexpr, WIDE: tl.cons
     tl.store(out + at, acc, mask=(row < k)[:, None] & (i < n)[None, :])
 
 
-def mixed(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+def mixed_rows(x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
     """Rows `index` `[m]` of x `[rows, ...]` by weights `[K, m]` float32 -> `[K, ...]`; a weight of zero is left out."""
     out = torch.empty(len(weight), *x.shape[1:], dtype=x.dtype, device=x.device)
     if out.numel():

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparing.accel.cuda.draws import word
-from sparing.accel.cuda.stretches import blocks_of
+from sparing.accel.cuda.stretches import stretch_blocks
 from sparing.core.keys import GOLDEN
 
 BLOCK, TILE = 1 << 16, 1 << 11
@@ -22,7 +22,7 @@ FEW = 8
 
 
 @triton.jit
-def numbers(x, keys, row, i, width, inside, GOLDEN: tl.constexpr, WORDS: tl.constexpr):
+def compared_numbers(x, keys, row, i, width, inside, GOLDEN: tl.constexpr, WORDS: tl.constexpr):
     """What is compared: uint64 of which the smallest words are largest, or uint32 of magnitudes, NaN above all."""
     if WORDS:
         found = word(tl.load(keys + row), i, GOLDEN) ^ 0x7FFFFFFFFFFFFFFF
@@ -93,7 +93,7 @@ def digits_kernel(
         for at in range(begin, tl.minimum(begin + BLOCK, end), TILE):
             i = at + tl.arange(0, TILE)
             inside = i < end
-            found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
+            found = compared_numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
             mine = inside & (sharing(found, shift) == prefix.to(found.dtype))
             many = tl.sum(mine.to(tl.int32), 0)
             equal += many
@@ -116,7 +116,7 @@ def next_below(keys, row, bound, turn, begin, end, prefix, shift, GOLDEN: tl.con
     best = bound * 0
     for at in range(begin, end, TILE):
         i = at + tl.arange(0, TILE)
-        found = numbers(keys, keys, row, i, end, i < end, GOLDEN, True)
+        found = compared_numbers(keys, keys, row, i, end, i < end, GOLDEN, True)
         mine = (i < end) & (sharing(found, shift) == prefix.to(found.dtype)) & ((found < bound) | (turn == 0))
         best = tl.maximum(best, tl.max(tl.where(mine, found, 0), 0))
     return best
@@ -145,7 +145,7 @@ def mark_kernel(
     for at in range(begin, tl.minimum(begin + BLOCK, end), TILE):
         i = at + tl.arange(0, TILE)
         inside = i < end
-        found = numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
+        found = compared_numbers(x, keys, row, i, width, inside, GOLDEN, WORDS)
         digits, least = sharing(found, shift), prefix.to(found.dtype)
         equal = inside & (digits == least)
         if WORDS:
@@ -171,7 +171,7 @@ def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: 
     kept = x if words else torch.empty_like(x)
     if not out.numel():
         return out, kept
-    tables = blocks_of(lengths, BLOCK, device)
+    tables = stretch_blocks(lengths, BLOCK, device)
     blocks, stretches, passes = len(tables.stretch), len(lengths), PASSES
     cells = rows * stretches
     state = torch.empty(passes + 1, cells, 4, dtype=torch.int64, device=device)
@@ -190,11 +190,11 @@ def select(x: Tensor, keys: Tensor, lengths: tuple[int, ...], k: Tensor, words: 
     return out, kept
 
 
-def largest(x: Tensor, lengths: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
-    """`core.reduce.largest` of every stretch of float32 `[K, n]`, and x without the others: k `[K, S]` int64."""
+def largest_stretches(x: Tensor, lengths: tuple[int, ...], k: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of every stretch of float32 `[K, n]`, and x without the others: k `[K, S]` int64."""
     return select(x.contiguous(), k, lengths, k.expand(len(x), -1), words=False)
 
 
-def choose(keys: Tensor, d: int, k: int) -> Tensor:
+def choose_positions(keys: Tensor, d: int, k: int) -> Tensor:
     """`core.keys.choose`: the k of d positions with the smallest words, bool `[K, d]`."""
     return select(keys, keys.contiguous(), (d,), torch.full((len(keys), 1), k, device=keys.device), words=True)[0]

@@ -1,4 +1,4 @@
-"""Stein-rule shrinkage of all layers in two launches; `parts.stein` has the formulas, and the same in plain operations.
+"""Stein-rule shrinkage of all layers in two launches; `parts.blend.stein` has the formulas.
 
 Products are rounded before they are added, as elsewhere: so no fused multiply-add. Numbers such as beta come in a
 tensor, where they stay float64.
@@ -12,9 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sparing.accel.cuda.places import block_of
-from sparing.accel.cuda.stretches import blocks_of
-from sparing.accel.cuda.sums import folded
-from sparing.core.reduce import blocks_of as row_blocks
+from sparing.accel.cuda.stretches import stretch_blocks
+from sparing.accel.cuda.sums import fold_halves
+from sparing.core.reduce import row_blocks
 
 BLOCK = 1024
 
@@ -36,8 +36,8 @@ def measure_kernel(
         w = tl.load(weight + i, mask=i < n, other=0.0) / everyone
         squares += w * w
         spread += w * tl.load(away + i * L + layer, mask=i < n, other=0.0)
-    w2 = tl.sum(folded(tl.reshape(squares, (1, LANES)), 1, LANES, LEVELS), 0)
-    q = tl.sum(folded(tl.reshape(spread, (1, LANES)), 1, LANES, LEVELS), 0)
+    w2 = tl.sum(fold_halves(tl.reshape(squares, (1, LANES)), 1, LANES, LEVELS), 0)
+    q = tl.sum(fold_halves(tl.reshape(spread, (1, LANES)), 1, LANES, LEVELS), 0)
     d, size = tl.load(sums + layer), tl.load(sums + 2 * L + layer)
     p = tl.where(tl.load(mass + layer) > 0, tl.load(sizes + layer).to(tl.float64), 0.0)
     finite, nothing = tl.load(numbers), tl.load(numbers + 1)
@@ -77,33 +77,33 @@ def shrink_kernel(
 
 
 @lru_cache(maxsize=64)
-def floats(numbers: tuple[float, ...], device: torch.device) -> Tensor:
+def float_constants(numbers: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64).to(device)
 
 
-def measured(
+def measured_coefficients(
     weight: Tensor, away: Tensor, sums: Tensor, mass: Tensor, sizes: Tensor, rounds: Tensor, numbers: tuple[float, ...]
 ) -> tuple[Tensor, Tensor]:
     """Every layer's c and noise, `[L]`, of weights `[n]`, away `[n, L]`, the three sums `[3, 1, L]` of X - m and X."""
     (n, layers), cut = away.shape, row_blocks(len(weight))
     c, noise = torch.empty(2, layers, dtype=torch.float64, device=away.device)
     measure_kernel[(layers,)](
-        weight.contiguous(), away.contiguous(), sums, mass, sizes, rounds, floats(numbers, away.device), c, noise,
-        n, layers, cut.depth, LANES=cut.lanes, LEVELS=cut.lanes.bit_length() - 1, enable_fp_fusion=False,
+        weight.contiguous(), away.contiguous(), sums, mass, sizes, rounds, float_constants(numbers, away.device),
+        c, noise, n, layers, cut.depth, LANES=cut.lanes, LEVELS=cut.lanes.bit_length() - 1, enable_fp_fusion=False,
     )  # fmt: skip
     return c, noise
 
 
-def shrunk(
+def shrunk_layers(
     x: Tensor, m: Tensor, sums: Tensor, mass: Tensor, c: Tensor | None, sizes: tuple[int, ...],
     numbers: tuple[float, ...],
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Of rows of all layers, float64 `[n]`: m + c (x - m), if there is a c, the new sums, the new m and -m, `[4, n]`;
     and the new masses `[L]`."""
-    tables, n = blocks_of(sizes, BLOCK, x.device), len(x)
+    tables, n = stretch_blocks(sizes, BLOCK, x.device), len(x)
     out, masses = torch.empty(4, n, dtype=torch.float64, device=x.device), torch.empty_like(mass)
     shrink_kernel[(len(tables.stretch),)](
-        x, m, sums, mass, mass if c is None else c, floats(numbers, x.device), *tables, out, n, masses,
+        x, m, sums, mass, mass if c is None else c, float_constants(numbers, x.device), *tables, out, n, masses,
         PULLED=c is not None, BLOCK=BLOCK, enable_fp_fusion=False,
     )  # fmt: skip
     return out, masses

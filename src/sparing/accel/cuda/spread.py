@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparing.accel.cuda.places import block_of, in_rows, places_of
-from sparing.accel.cuda.stretches import blocks_of
+from sparing.accel.cuda.stretches import stretch_blocks
 
 ROWS, BLOCK = 16, 128
 
@@ -29,10 +29,10 @@ def spread_kernel(table, stretch, start, stop, first, out, n, K, ROWS: tl.conste
     tl.store(out + n + i, square, mask=here)
 
 
-def spreads(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
+def spread_sums(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
     """Of tensors of K clients, `[K or 1, ...]` float32, and the model's, side by side: `[2, n]` float64."""
     sizes, device = tuple(origin.numel() for _, origin in pairs), pairs[0][0].device
-    tables, out = blocks_of(sizes, BLOCK, device), torch.zeros(2, sum(sizes), dtype=torch.float64, device=device)
+    tables, out = stretch_blocks(sizes, BLOCK, device), torch.zeros(2, sum(sizes), dtype=torch.float64, device=device)
     if out.numel():
         rows = [[in_rows(x) for x in pair] for pair in pairs]
         spread_kernel[(len(tables.stretch),)](

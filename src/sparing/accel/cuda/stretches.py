@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Blocks(NamedTuple):
+class StretchBlocks(NamedTuple):
     """Int32 tables on the device: of every block, and of every stretch."""
 
     stretch: Tensor  # [B] to which stretch a block belongs
@@ -17,7 +17,7 @@ class Blocks(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def blocks_of(lengths: tuple[int, ...], block: int, device: torch.device) -> Blocks:
+def stretch_blocks(lengths: tuple[int, ...], block: int, device: torch.device) -> StretchBlocks:
     """Every stretch has at least one block."""
     stretch, start, stop, first, at = [], [], [], [0], 0
     for s, n in enumerate(lengths):
@@ -27,4 +27,4 @@ def blocks_of(lengths: tuple[int, ...], block: int, device: torch.device) -> Blo
             stop.append(at + n)
         at += n
         first.append(len(stretch))
-    return Blocks(*(torch.tensor(x, dtype=torch.int32).to(device) for x in (stretch, start, stop, first)))
+    return StretchBlocks(*(torch.tensor(x, dtype=torch.int32).to(device) for x in (stretch, start, stop, first)))

@@ -10,14 +10,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.reduce import DEPTH, LANES, Blocks, blocks_of
+from sparing.core.reduce import DEPTH, LANES, RowBlocks, row_blocks
 
 TILE = 1024
 """Numbers that a program adds up side by side."""
 
 
 @triton.jit
-def folded(v, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr):
+def fold_halves(v, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr):
     """`[ROWS, LANES]` -> `[ROWS]`, by halves."""
     for level in tl.static_range(LEVELS):
         v = tl.reshape(v, (ROWS, 2, LANES >> (level + 1)))
@@ -39,11 +39,11 @@ def sum_kernel(
     for j in range(1, depth):
         at = i + j * LANES
         acc += tl.load(x + at, mask=here & (at < n), other=0).to(tl.float64)
-    tl.store(out + unit, folded(acc, ROWS, LANES, LEVELS), mask=unit < units)
+    tl.store(out + unit, fold_halves(acc, ROWS, LANES, LEVELS), mask=unit < units)
 
 
 @triton.jit
-def term(x, shift, mask, i, there, SHIFTED: tl.constexpr, MASKED: tl.constexpr):
+def shifted_term(x, shift, mask, i, there, SHIFTED: tl.constexpr, MASKED: tl.constexpr):
     """x + shift where the mask is true, else 0."""
     v = tl.load(x + i, mask=there, other=0).to(tl.float64)
     if SHIFTED:
@@ -54,7 +54,7 @@ def term(x, shift, mask, i, there, SHIFTED: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["blocks", "units"])
-def product_kernel(
+def dot_kernel(
     x, shift, other, mask, table, out, x_stride, shift_stride, other_stride, mask_stride, out_stride, plane,
     blocks, units, SHIFTED: tl.constexpr, PAIRED: tl.constexpr, MASKED: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr, DEPTH: tl.constexpr,
@@ -67,36 +67,36 @@ def product_kernel(
     shift += row[:, None] * shift_stride
     other += row[:, None] * other_stride
     mask += row[:, None] * mask_stride
-    a = term(x, shift, mask, i, i < stop, SHIFTED, MASKED)
+    a = shifted_term(x, shift, mask, i, i < stop, SHIFTED, MASKED)
     aa = a * a
     if PAIRED:
-        b = term(other, other, mask, i, i < stop, False, MASKED)
+        b = shifted_term(other, other, mask, i, i < stop, False, MASKED)
         ab, bb = a * b, b * b
     for j in range(1, DEPTH):
         at = i + j * LANES
-        a = term(x, shift, mask, at, at < stop, SHIFTED, MASKED)
+        a = shifted_term(x, shift, mask, at, at < stop, SHIFTED, MASKED)
         aa += a * a
         if PAIRED:
-            b = term(other, other, mask, at, at < stop, False, MASKED)
+            b = shifted_term(other, other, mask, at, at < stop, False, MASKED)
             ab += a * b
             bb += b * b
     out += row * out_stride + tl.load(table + 2 * blocks + block, mask=here, other=0)
-    tl.store(out, folded(aa, ROWS, LANES, LEVELS), mask=here)
+    tl.store(out, fold_halves(aa, ROWS, LANES, LEVELS), mask=here)
     if PAIRED:
-        tl.store(out + plane, folded(ab, ROWS, LANES, LEVELS), mask=here)
-        tl.store(out + 2 * plane, folded(bb, ROWS, LANES, LEVELS), mask=here)
+        tl.store(out + plane, fold_halves(ab, ROWS, LANES, LEVELS), mask=here)
+        tl.store(out + 2 * plane, fold_halves(bb, ROWS, LANES, LEVELS), mask=here)
 
 
-def tiles(lanes: int) -> dict[str, int]:
+def tile_sizes(lanes: int) -> dict[str, int]:
     return {"ROWS": TILE // lanes, "LANES": lanes, "LEVELS": lanes.bit_length() - 1}
 
 
-def block_sums(x: Tensor, cut: Blocks) -> Tensor:
+def sum_blocks(x: Tensor, cut: RowBlocks) -> Tensor:
     """`[K, n]` -> `[K, blocks]` float64."""
-    x, units = numbers(x), len(x) * cut.blocks
+    x, units = as_numbers(x), len(x) * cut.blocks
     out = torch.empty(len(x), cut.blocks, dtype=torch.float64, device=x.device)
     grid = (triton.cdiv(units, TILE // cut.lanes),)
-    sum_kernel[grid](x, out, x.shape[1], x.stride(0), cut.blocks, units, cut.depth, **tiles(cut.lanes))
+    sum_kernel[grid](x, out, x.shape[1], x.stride(0), cut.blocks, units, cut.depth, **tile_sizes(cut.lanes))
     return out
 
 
@@ -107,7 +107,7 @@ def table_of(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, in
     Sums of a stretch stand side by side, in as many places as the longest one needs: that is the second.
     """
     size = LANES * DEPTH
-    most, rows, at = max(blocks_of(max(n, 1)).blocks for n in lengths), [], 0
+    most, rows, at = max(row_blocks(max(n, 1)).blocks for n in lengths), [], 0
     for s, n in enumerate(lengths):
         rows += [(at + i, at + n, s * most + i // size) for i in range(0, n, size)]
         at += n
@@ -119,21 +119,21 @@ def block_products(given: list[Tensor | None], k: int, lengths: tuple[int, ...])
 
     `[1 or 3, K, stretches, blocks]`. Short stretches and blocks count as full ones, zeros behind them.
     """
-    x, shift, other, mask = (None if y is None else numbers(y) for y in given)
+    x, shift, other, mask = (None if y is None else as_numbers(y) for y in given)
     there = [x if y is None else y for y in (x, shift, other, mask)]
     table, most = table_of(lengths, x.device)
     out = torch.zeros(1 if other is None else 3, k, len(lengths), most, dtype=torch.float64, device=x.device)
     units = k * table.shape[1]
     if units:
-        product_kernel[(triton.cdiv(units, TILE // LANES),)](
+        dot_kernel[(triton.cdiv(units, TILE // LANES),)](
             *there, table, out, *(0 if len(y) == 1 else y.stride(0) for y in there), out.stride(1), out.stride(0),
             table.shape[1], units, SHIFTED=shift is not None, PAIRED=other is not None, MASKED=mask is not None,
-            **tiles(LANES), DEPTH=DEPTH, enable_fp_fusion=False,
+            **tile_sizes(LANES), DEPTH=DEPTH, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
-def numbers(x: Tensor) -> Tensor:
+def as_numbers(x: Tensor) -> Tensor:
     """Rows whose entries lie side by side, booleans as bytes."""
     x = x.view(torch.uint8) if x.dtype == torch.bool else x
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

@@ -26,11 +26,11 @@ from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
-from sparing.task.clients import Clients
-from sparing.task.dataset import prepared
-from sparing.train.augment import augmented
+from sparing.data.augment import augment_batch
+from sparing.data.clients import Clients
+from sparing.data.dataset import to_network_input
+from sparing.train.call import PathCall, check_finite
 from sparing.train.gradient import gradients
-from sparing.train.lesson import Lesson, check_finite
 from sparing.train.losses import sample_losses
 from sparing.train.optim import is_plain_sgd
 from sparing.train.precision import multiplying_on
@@ -122,7 +122,7 @@ class _DenseRows(NamedTuple):
     half: Tensor | None = None  # `weight` in bfloat16, where its products have such factors
 
 
-def train_implicit(lesson: Lesson) -> tuple[Grown, Tensor]:
+def train_implicit(lesson: PathCall) -> tuple[Grown, Tensor]:
     """The models after training and the reported losses `[K]`; in bf16, W0 is multiplied by rows in bfloat16."""
     refuse_half_on_cuda(lesson)
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
@@ -131,7 +131,7 @@ def train_implicit(lesson: Lesson) -> tuple[Grown, Tensor]:
     return after, losses
 
 
-def _train_without_weights(lesson: Lesson) -> tuple[Grown, Tensor]:
+def _train_without_weights(lesson: PathCall) -> tuple[Grown, Tensor]:
     model, local, start = lesson.model, lesson.local, lesson.start
     copies, k = STILL_COPIES.setdefault(model, []), len(lesson.ctx.ids)
     now = (*copied_facts(model, lesson.device), any(map(has_hooks, model.modules())))
@@ -167,7 +167,7 @@ def _still_copy(model: nn.Module, device: torch.device) -> WorkingCopy:
 
 
 def _train_phase_implicit(
-    work: WorkingCopy, lesson: Lesson, phase: Phase, number: int, state: Tree
+    work: WorkingCopy, lesson: PathCall, phase: Phase, number: int, state: Tree
 ) -> tuple[Tree, Tensor]:
     """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     data, device, half = lesson.data, lesson.device, lesson.precision == "bf16"
@@ -182,8 +182,8 @@ def _train_phase_implicit(
         work.step.begin(table.keys[t, :m])
         now, h = slice(past, past + width), None
         if not layers[0].ahead:
-            x = prepared(data.x[places[:m, now]].to(device))
-            h = _through_layers(before, augmented(x, table.views[t, :m], data.augment).flatten(0, 1))
+            x = to_network_input(data.x[places[:m, now]].to(device))
+            h = _through_layers(before, augment_batch(x, table.views[t, :m], data.augment).flatten(0, 1))
         output, backs = _forward(layers, h, m, now)
         with torch.enable_grad():
             losses = sample_losses(lesson.loss, output.requires_grad_(), y[:m, now].flatten(0, 1)).view(m, width)
@@ -230,7 +230,7 @@ def _laid_out(
 
 def _first_inputs(before: list[nn.Module], data: Clients, places: Tensor, path: str, device: torch.device) -> Tensor:
     """What comes to the first dense layer from the samples in these places: `[K, visits, in]`."""
-    h = prepared(data.x.index_select(0, places.flatten()).to(device))
+    h = to_network_input(data.x.index_select(0, places.flatten()).to(device))
     return _sample_rows(_through_layers(before, h), len(places), path)
 
 

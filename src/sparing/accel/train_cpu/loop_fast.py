@@ -17,9 +17,9 @@ from sparing.accel.train_cpu.fast_copy import FastCopy, fast_copy, load_fast_row
 from sparing.accel.train_cpu.outer_sgd import descend, held_layers, moving_by_factors
 from sparing.core.threads import intra_op
 from sparing.core.tree import Models, Tree
-from sparing.train.client_batches import ClientKeys, client_batches, client_keys
+from sparing.train.call import PathCall, check_finite
+from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
-from sparing.train.lesson import Lesson, check_finite
 from sparing.train.loop import ReportedLoss, rows_for
 from sparing.train.losses import in_float32, sample_losses
 from sparing.train.optim import (
@@ -35,10 +35,10 @@ from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import trained_names, trained_params
 
 
-def train_loop_fast(lesson: Lesson) -> tuple[Models, Tensor]:
+def train_loop_fast(lesson: PathCall) -> tuple[Models, Tensor]:
     """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
     refuse_half_on_cuda(lesson)
-    fast, keys, after = fast_copy(lesson.model, lesson.device, lesson.static), client_keys(lesson), rows_for(lesson)
+    fast, keys, after = fast_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson), rows_for(lesson)
     half = lesson.precision == "bf16"
     if half and all(x.dtype != torch.bool for x in fast.work.state.values()):  # bools cannot be added to
         fast = fast._replace(held=held_layers(fast.outer, fast.work.state, lesson.local.phases))
@@ -48,7 +48,7 @@ def train_loop_fast(lesson: Lesson) -> tuple[Models, Tensor]:
     return Grown(lesson.start, after) if fast.held else after, losses
 
 
-def _train_client_fast(lesson: Lesson, keys: ClientKeys, fast: FastCopy, after: Tree, k: int) -> float:
+def _train_client_fast(lesson: PathCall, keys: ClientKeys, fast: FastCopy, after: Tree, k: int) -> float:
     """Train client k through all phases, write its row and what it remembers, and give its loss."""
 
     def train(seeded: bool) -> tuple[float, Tree]:
@@ -66,7 +66,7 @@ def _train_client_fast(lesson: Lesson, keys: ClientKeys, fast: FastCopy, after: 
 
 
 def _train_phase_fast(
-    lesson: Lesson, keys: ClientKeys, fast: FastCopy, k: int, number: int, remembered: Tree, seeded: bool
+    lesson: PathCall, keys: ClientKeys, fast: FastCopy, k: int, number: int, remembered: Tree, seeded: bool
 ) -> float:
     phase, work, half = lesson.local.phases[number], fast.work, lesson.precision == "bf16"
     names = trained_names(work, phase)

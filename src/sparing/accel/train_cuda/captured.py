@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from sparing.accel.bf16 import refuse_half_on_cuda
-from sparing.accel.cuda import found
+from sparing.accel.cuda import has_triton
 from sparing.accel.train_cuda.recording import Played, Recording
 from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table_here
 from sparing.accel.train_stacked.stacked import train_stacked
 from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
 from sparing.core.tree import Models, Tree
-from sparing.train.lesson import Lesson, not_finite
+from sparing.train.call import PathCall, not_finite
 from sparing.train.precision import multiplying_as
 
 KEPT, AMPLE = 8, 4
@@ -30,10 +30,10 @@ def can_capture(local: Local, start: Tree) -> bool:
         x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
         for x in start.values()
     )
-    return plain and here and len(start) > 0 and found()
+    return plain and here and len(start) > 0 and has_triton()
 
 
-def train_recorded_or_stacked(lesson: Lesson) -> tuple[Models, Tensor]:
+def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
     """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
     steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
     if lesson.graph and not steered and can_capture(lesson.local, lesson.start):
@@ -48,12 +48,12 @@ def train_recorded_or_stacked(lesson: Lesson) -> tuple[Models, Tensor]:
     return train_stacked(lesson)
 
 
-def _not_finite(fine: Tensor, names: list[str], lesson: Lesson) -> TrainingError:
+def _not_finite(fine: Tensor, names: list[str], lesson: PathCall) -> TrainingError:
     i, k = (~fine).nonzero()[0].tolist()
     return not_finite(names[i], k, lesson)
 
 
-def _play_phases(lesson: Lesson) -> tuple[Played, Tensor] | None:
+def _play_phases(lesson: PathCall) -> tuple[Played, Tensor] | None:
     """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
     step."""
     data, phases, ctx = lesson.data, lesson.local.phases, lesson.ctx
@@ -81,7 +81,7 @@ TURN = threading.Lock()
 """A recording has one place for everything, so it plays for one caller at a time."""
 
 
-def _recording(lesson: Lesson, phase: Phase, table: StepTable, state: Tree) -> Recording:
+def _recording(lesson: PathCall, phase: Phase, table: StepTable, state: Tree) -> Recording:
     """The smallest that has room, made if there is none yet.
 
     The first is made to measure. Where clients come in different numbers, one made later has more room than those

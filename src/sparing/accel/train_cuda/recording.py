@@ -20,9 +20,9 @@ from sparing.accel.train_stacked.stacked import refuse_unstackable
 from sparing.core.method import Phase
 from sparing.core.ops import place
 from sparing.core.tree import Tree, column
-from sparing.task.dataset import prepared
-from sparing.train.augment import augmented
-from sparing.train.lesson import Lesson
+from sparing.data.augment import augment_batch
+from sparing.data.dataset import to_network_input
+from sparing.train.call import PathCall
 from sparing.train.losses import cross_entropy, in_float32, sample_losses
 from sparing.train.optim import Beside, Memory, factor_pairs, fresh_memory, is_plain_sgd, update_params
 from sparing.train.working_copy import trained_names
@@ -58,7 +58,7 @@ class Recording:
     """Room for K clients and so many steps; the table and the state only say what they look like."""
 
     def __init__(
-        self, lesson: Lesson, phase: Phase, table: StepTable, k: int, steps: int, padded: bool, state: Tree
+        self, lesson: PathCall, phase: Phase, table: StepTable, k: int, steps: int, padded: bool, state: Tree
     ) -> None:
         from sparing.accel.train_cuda.kernels.decay import MOST
         from sparing.accel.train_cuda.kernels.layers import quicken, used_once
@@ -70,7 +70,7 @@ class Recording:
         self.half = torch.bfloat16 if precision == "bf16" else torch.float32
         self.width = table.places.shape[2]
         self.plain = is_plain_sgd(phase._replace(frobenius=0.0))
-        once = used_once(self.work.module, prepared(data.x[:2]).to(device)) if self.plain else set()
+        once = used_once(self.work.module, to_network_input(data.x[:2]).to(device)) if self.plain else set()
         self.past = quicken(self.work.module, precision)
         names, visits = trained_names(self.work, phase), steps * self.width
         self.dense = {
@@ -233,9 +233,9 @@ class Recording:
         sheet = self.sheet.index_select(0, self.t)[0]
         at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
         real = None if self.real is None else self.real.index_select(0, self.t)[0]
-        samples = prepared(self.data.x[at])
+        samples = to_network_input(self.data.x[at])
         if self.data.augment:
-            samples = augmented(samples, views, self.data.augment)
+            samples = augment_batch(samples, views, self.data.augment)
         grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
         self.move(grads, real)
         for name, dense in self.dense.items():

@@ -13,9 +13,9 @@ from sparing.core.errors import TrainingError
 from sparing.core.keys import few_hashes, hashes
 from sparing.core.method import Phase
 from sparing.core.ops import place
-from sparing.task.clients import Clients
+from sparing.data.clients import Clients
+from sparing.train.call import diverged
 from sparing.train.keyed_layers import keys_told_apart
-from sparing.train.lesson import diverged
 
 WORDS = 1 << 23  # hashes sorted at once
 FEW = 1 << 13  # hashes up to which launching work on a device costs more than doing it

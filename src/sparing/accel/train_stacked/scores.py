@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from sparing.core.tree import Tree
-from sparing.task.clients import Clients
-from sparing.task.dataset import prepared
+from sparing.data.clients import Clients
+from sparing.data.dataset import to_network_input
 from sparing.train.evaluate import Scores, scored_batch
 from sparing.train.losses import Loss
 from sparing.train.working_copy import WorkingCopy, gathered_samples
@@ -23,7 +23,7 @@ def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, i
     rows = {name: models[name].expand(k, *x.shape) for name, x in work.state.items()}
     parts = []
     for place in places.split(max(1, work.width // k), dim=1):
-        x = prepared(gathered_samples(data.x, place.reshape(-1), work)).unflatten(0, place.shape)
+        x = to_network_input(gathered_samples(data.x, place.reshape(-1), work)).unflatten(0, place.shape)
         target = data.y.index_select(0, place.reshape(-1)).to(work.device)
         marks = scored_batch(loss, run(rows, x).flatten(0, 1), target)
         parts.append([mark.unflatten(0, place.shape) for mark in marks])

@@ -20,9 +20,9 @@ from sparing.core.errors import ConfigError
 from sparing.core.method import Phase
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
-from sparing.task.dataset import prepared
-from sparing.train.augment import augmented
-from sparing.train.lesson import Lesson, check_finite
+from sparing.data.augment import augment_batch
+from sparing.data.dataset import to_network_input
+from sparing.train.call import PathCall, check_finite
 from sparing.train.losses import Loss, sample_losses
 from sparing.train.optim import (
     beside_rows,
@@ -38,7 +38,7 @@ from sparing.train.precision import multiplying_on
 from sparing.train.working_copy import WorkingCopy, trained_names
 
 
-def train_stacked(lesson: Lesson) -> tuple[Tree, Tensor]:
+def train_stacked(lesson: PathCall) -> tuple[Tree, Tensor]:
     """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
     if lesson.precision == "bf16":
         raise ConfigError(
@@ -50,7 +50,7 @@ def train_stacked(lesson: Lesson) -> tuple[Tree, Tensor]:
     return after, losses
 
 
-def _train_together(lesson: Lesson) -> tuple[Tree, Tensor]:
+def _train_together(lesson: PathCall) -> tuple[Tree, Tensor]:
     start, device = lesson.start, lesson.device
     work = stacked_copy(lesson.model, device, lesson.static)
     refuse_unstackable(work.module)
@@ -63,7 +63,7 @@ def _train_together(lesson: Lesson) -> tuple[Tree, Tensor]:
     return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
 
 
-def _train_phase_together(work: WorkingCopy, lesson: Lesson, phase: Phase, number: int, state: Tree) -> Tensor:
+def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, number: int, state: Tree) -> Tensor:
     """Train all rows of `state`, in place, and give the reported losses `[K]`."""
     data, device, remembered = lesson.data, lesson.device, lesson.memory
     table = step_table(data, phase, number, lesson.ctx, device)
@@ -79,7 +79,7 @@ def _train_phase_together(work: WorkingCopy, lesson: Lesson, phase: Phase, numbe
         places = table.places[t, :m, :width]
         real = None if table.full[t] else table.real[t, :m, :width]
         now = {name: x[:m] for name, x in rows.items()}
-        samples = augmented(prepared(data.x[places].to(device)), table.views[t, :m], data.augment)
+        samples = augment_batch(to_network_input(data.x[places].to(device)), table.views[t, :m], data.augment)
         grads, values, changed = step(now, samples, data.y[places].to(device), real, table.keys[t, :m])
         params, steering = [now[name] for name in names], first_beside_rows(beside, m)
         update_params(phase, t, params, grads, steering, first_memory_rows(memory, m), pairs, stacked=True)

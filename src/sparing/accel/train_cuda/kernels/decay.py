@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.core.factors import along, pace
+from sparing.parts.factors import along_factors, factor_pace
 
 PARTS, MOST = 28, 64
 """Stretches of a long factor that are worked on at once; the largest rank of which a tile fits on the chip."""
@@ -35,10 +35,10 @@ def step_kernel(b, near, grad, outer, inner, r, n, length, lr, strength, R: tl.c
 def step_together(a_K: Tensor, b_K: Tensor, near_K: Tensor, grad_K: Tensor, lr: float, decay: float) -> None:
     """B -= lr (grad + decay A^T A B) and A -= lr decay A B B^T, in place: float32 `[K, m, r]` and `[K, r, n]`.
 
-    The decay is in the layer's `pace`, as the gradient is. `near_K` becomes B as well, in fewer bits. What is decayed
-    may be multiplied in TF32: it is far smaller than what it is taken from.
+    The decay is in the layer's `factor_pace`, as the gradient is. `near_K` becomes B as well, in fewer bits. What is
+    decayed may be multiplied in TF32: it is far smaller than what it is taken from.
     """
-    (k, r, n), (of_a, of_b) = b_K.shape, along(pace(a_K, b_K), a_K)
+    (k, r, n), (of_a, of_b) = b_K.shape, along_factors(factor_pace(a_K, b_K), a_K)
     outer = of_b * (a_K.mT @ a_K)
     length = triton.cdiv(triton.cdiv(n, PARTS), 128) * 128
     parts = torch.empty(triton.cdiv(n, length), k, r, r, device=b_K.device)

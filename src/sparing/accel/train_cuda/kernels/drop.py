@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparing.accel.cuda.draws import mixed
+from sparing.accel.cuda.draws import mix_words
 from sparing.accel.train_cuda.kernels.batched import in_front
 from sparing.core.keys import GOLDEN
 
@@ -20,8 +20,8 @@ def drop_kernel(
 ):  # fmt: skip
     k = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    key = mixed(tl.load(keys + k).to(tl.uint64, bitcast=True) + DRAW)
-    word = mixed(key + (i + 1).to(tl.uint64) * GOLDEN)
+    key = mix_words(tl.load(keys + k).to(tl.uint64, bitcast=True) + DRAW)
+    word = mix_words(key + (i + 1).to(tl.uint64) * GOLDEN)
     keep = (word >> 40).to(tl.float32) * (1.0 / 16777216) >= p
     v = tl.load(x + k * n + i, mask=i < n, other=0.0)
     tl.store(out + k * n + i, (v * tl.where(keep, scale, 0.0)).to(v.dtype), mask=i < n)

@@ -15,7 +15,7 @@ from sparing.accel.train_cuda.kernels.drop import Drop
 from sparing.accel.train_cuda.kernels.gather import Taps
 from sparing.accel.train_cuda.kernels.pool import Pool
 from sparing.accel.train_cuda.kernels.thin import Thin
-from sparing.core.factors import FactoredConv, FactoredLinear, paced
+from sparing.parts.factors import FactoredConv, FactoredLinear, paced_factors
 from sparing.train.keyed_layers import KeyedStep
 
 DOTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "tf32"}
@@ -60,7 +60,7 @@ class GpuThin(FactoredLinear):
     dots: str
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = paced(self.a, self.b)
+        a, b = paced_factors(self.a, self.b)
         x = x.to(b.dtype)
         z = Thin.apply(x, b, self.dots) if x.ndim == 2 and len(x) <= FEW else F.linear(x, b)
         return F.linear(z, a, self.bias)  # type: ignore[arg-type]

@@ -1,0 +1,69 @@
+"""`sparing compare`: what runs came to, side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sparing.cli.commands.shared import AsJson, complain, mention_secrets, print_json
+from sparing.core.errors import ConfigError
+from sparing.reports import comparison_tables as shown
+from sparing.reports.comparison import compare_groups as compare_runs
+from sparing.reports.comparison import complete_groups
+from sparing.reports.h5_files import write_h5_files
+from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+
+
+def compare_command(
+    runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="Run folders, folders of them, or patterns.")],
+    baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option(min=0, help="Converged is within so much of the run's best.")] = 0.01,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds that do not count for stability.")] = 5,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Compare unfinished runs after the last round all have.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, four decimals.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX (booktabs).")] = False,
+    as_json: AsJson = False,
+    h5: Annotated[Path | None, typer.Option(help="Also write DATASET_METHOD_GOAL_RUN.h5 files to this folder.")] = None,
+    goal: Annotated[str, typer.Option(help="A word for the names of those files.")] = "test",
+) -> None:
+    """Compare runs: accuracy, loss, bytes and stability, mean and standard deviation over seeds.
+
+    Runs that differ in nothing but the seed are one row. Differences are paired by seed.
+
+    \b
+    sparing compare runs
+    sparing compare 'runs/digits-*' --target 0.9 --baseline psfed
+    sparing compare runs --csv > table.csv
+    sparing compare runs --h5 results --goal mine
+    """
+    if csv + markdown + latex + as_json > 1:
+        raise ConfigError("--csv, --markdown, --latex and --json are different answers; choose one")
+    groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(runs)])
+    found = compare_runs(groups, baseline, target, tolerance, warmup, allow_incomplete)
+    found = found._replace(notes=notes + found.notes)
+    files = []
+    if h5 is not None:
+        mention_secrets(run.folder for group in groups for run in group.runs)
+        for group in complete_groups(groups, allow_incomplete)[0]:
+            tables = [run.table for run in group.runs]
+            files += map(str, write_h5_files(h5, group.runs[0].data, group.label, goal, tables))
+    if as_json:
+        print_json(shown.comparison_json(found) | ({"files": files} if files else {}))
+        return
+    to_paste = csv or markdown or latex
+    if to_paste:
+        text = shown.comparison_csv if csv else shown.comparison_markdown if markdown else shown.comparison_latex
+        typer.echo(text(found), nl=False)
+    else:
+        shown.print_comparison(found, Console())
+    for note in found.notes if csv else ():
+        complain(f"note: {note}")
+    for path in files:
+        typer.echo(f"wrote {path}", err=to_paste)

@@ -1,0 +1,141 @@
+"""`sparing methods`, `explain`, `data`, `check`, `wire`: what tells, and trains nothing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sparing.cli import completion
+from sparing.cli.commands.shared import AsJson, StudyItems, print_json
+from sparing.cli.data_and_cost import datasets_by_usage, print_datasets, show_cost, show_split, split_json
+from sparing.cli.explanation_text import print_explanation
+from sparing.cli.parcel_view import describe_parcels
+from sparing.cli.parcel_view import print_parcels as show_parcel
+from sparing.cli.study_files import split_items
+from sparing.cli.wording import print_methods, recipe_options
+from sparing.core.errors import ConfigError
+from sparing.core.registry import known_recipes
+from sparing.runs.cost import check_study as measure
+from sparing.runs.explanation import explain_method
+from sparing.runs.files.kept_parcels import load_parcel
+from sparing.runs.study import load_study
+
+
+def methods_command(as_json: AsJson = False) -> None:
+    """List every method: what it does, its options, its paper."""
+    entries = list(known_recipes().values())
+    if as_json:
+        print_json(
+            [{"name": e.name, "about": e.about, "options": recipe_options(e), "paper": e.paper} for e in entries]
+        )
+    else:
+        print_methods(entries, Console())
+
+
+def explain_command(
+    method: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD",
+            help="As in a study: psfed+int8, or a YAML list.",
+            autocompletion=completion.complete_methods,
+        ),
+    ],
+    model: Annotated[str, typer.Option(help="A network, as in a study's task.model.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Of one sample.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Classes, or words of the vocabulary.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a method sends, keeps and remembers, and what it costs, before anything runs.
+
+    \b
+    sparing explain psfed+int8
+    sparing explain fedhm --model resnet34 --classes 100
+    sparing explain '[{psfed: {fraction: 0.1}}]' --model resnet50 --shape 3x224x224 --classes 1000 --json
+    """
+    study = load_study(None, [f"method={method}", f"task.model={model}"])
+    assert study.task.model is not None
+    found = explain_method(study.method, study.task.model, _parse_shape(shape), classes)
+    if as_json:
+        sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
+        print_json({**found._asdict(), "sizes": sizes})
+    else:
+        print_explanation(found, Console())
+
+
+def _parse_shape(text: str) -> tuple[int, ...]:
+    sides = text.lower().replace(",", "x").split("x")
+    if not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise ConfigError(f"--shape is {text!r}; write it as 3x32x32")
+    return tuple(int(side) for side in sides)
+
+
+def data_command(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A dataset; without it, all of them are listed.", autocompletion=completion.complete_datasets
+        ),
+    ] = None,
+    items: Annotated[
+        list[str] | None, typer.Argument(metavar="split=LAW clients=N ...", help="As in a study's task section.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-SPLIT.png]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a dataset is and draw who holds what.
+
+    \b
+    sparing data                                 what there is
+    sparing data digits split.dirichlet=0.1 clients=10
+    sparing data cifar100 split=superclass
+    """
+    if name is None and as_json:
+        print_json(datasets_by_usage())
+        return
+    if name is None:
+        print_datasets(Console())
+        return
+    task = load_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    if as_json:
+        print_json(split_json(task, seed))
+        return
+    law = task.split if isinstance(task.split, str) else next(iter(task.split or {}), "iid")
+    picture = out or Path(f"{name.replace(':', '-').replace('/', '-')}-{law}.png")
+    show_split(task, seed, picture, Console())
+
+
+def check_command(
+    items: StudyItems = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validate a study, and say what it will cost before anything runs.
+
+    \b
+    sparing check study.yaml sample=100
+    """
+    path, overrides = split_items(items or [])
+    study = load_study(path, overrides)
+    cost = measure(study)
+    if as_json:
+        print_json(cost._asdict())
+    else:
+        show_cost(cost, study.rounds, -(-study.rounds // study.evaluate.every), Console())
+
+
+def wire_command(
+    file: Annotated[Path, typer.Argument(help="A parcel, as a run with plan.parcels=kept keeps them.")],
+    as_json: AsJson = False,
+) -> None:
+    """Show what a parcel holds, tensor by tensor: how much is sent, as what, in how many bytes.
+
+    sparing run engine=debug plan.parcels=kept method=topk+int8+tight rounds=2 keeps every parcel of the run, and
+    sparing wire RUN/parcels/round-0001/client-00003-up.spar looks into one.
+    """
+    said = describe_parcels(*load_parcel(file))
+    if as_json:
+        print_json(said)
+    else:
+        show_parcel(said, Console())

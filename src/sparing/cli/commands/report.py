@@ -1,0 +1,55 @@
+"""`sparing report`: runs as one HTML file with figures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparing.cli.commands.shared import mention_secrets
+from sparing.core.errors import ConfigError
+from sparing.reports import figure_files
+from sparing.reports.comparison import compare_groups, complete_groups
+from sparing.reports.html_page import report_figures, report_page
+from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+from sparing.storage.atomic import write_atomic
+
+
+def report_command(
+    runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="Run folders, folders of them, or patterns.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+    folder: Annotated[Path | None, typer.Option("--figures", help="Also write each figure to this folder.")] = None,
+    formats: Annotated[str, typer.Option("--format", help="Of those: png, svg, pdf.")] = "png",
+    baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
+    target: Annotated[
+        float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
+    ] = None,
+    allow_incomplete: Annotated[
+        bool, typer.Option("--allow-incomplete", help="Show unfinished runs up to the last round all have.")
+    ] = False,
+) -> None:
+    """Write what runs came to as one HTML file with figures, which needs no network.
+
+    \b
+    sparing report runs
+    sparing report 'runs/digits-*' -o digits.html --figures figures --format png,pdf
+    """
+    kinds = [word.strip() for word in formats.split(",")]
+    strange = [word for word in kinds if word not in figure_files.FIGURE_FORMATS]
+    if strange:
+        raise ConfigError(
+            f"--format has {strange[0]!r}; use {', '.join(figure_files.FIGURE_FORMATS)}, with commas between several"
+        )
+    groups, notes = group_runs([read_run_folder(path) for path in find_run_folders(runs)])
+    found = compare_groups(groups, baseline, target, incomplete=allow_incomplete)
+    groups, _ = complete_groups(groups, allow_incomplete)
+    made = report_figures(groups)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, report_page(groups, found._replace(notes=notes + found.notes), made).encode())
+        paths = figure_files.write_figures([figure for _, figure in made], folder, kinds) if folder is not None else []
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename or out} ({error.strerror}); choose another place") from None
+    mention_secrets(run.folder for group in groups for run in group.runs)
+    typer.echo(f"wrote {out}: {len(made)} figures of {sum(len(group.runs) for group in groups)} runs")
+    if folder is not None:
+        typer.echo(f"wrote {len(paths)} files to {folder}")

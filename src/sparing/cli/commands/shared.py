@@ -1,0 +1,51 @@
+"""What several commands share."""
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparing.cli import completion
+from sparing.runs.privacy.secret import SECRET_FILE as SECRET
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+StudyItems = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="STUDY.yaml|key=value",
+        help="A study file, and changes to it.",
+        autocompletion=completion.complete_study_items,
+    ),
+]
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2))
+
+
+def mention_secrets(folders: Iterable[Path]) -> None:
+    """Whoever has the secret of a run can take its noise off, so whatever leaves a folder leaves it behind."""
+    for folder in folders:
+        if (folder / SECRET).exists():
+            complain(f"note: {folder / SECRET} stays behind; whoever has it can take the noise of this run off")
+
+
+def complain(text: str) -> None:
+    typer.echo(f"sparing: {text}", err=True)
+
+
+def _turn_on_debug_lines(wanted: bool) -> None:
+    """Debug lines on stderr from now on."""
+    if not wanted:
+        return
+    log, handler = logging.getLogger("sparing"), logging.Handler()
+    handler.emit = lambda record: typer.echo(record.getMessage(), err=True)
+    handler.name = "chatter"
+    log.handlers = [known for known in log.handlers if known.name != handler.name] + [handler]
+    log.setLevel(logging.DEBUG)
+
+
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", callback=_turn_on_debug_lines, help="Say more, on stderr.")]

@@ -1,0 +1,80 @@
+"""`sparing sweep` and `sparing bench`: many runs, and how fast one is."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from sparing.cli import sweep_view as shown
+from sparing.cli.commands.shared import AsJson, StudyItems, print_json
+from sparing.cli.interrupt import INTERRUPT
+from sparing.cli.speed_table import show_speeds
+from sparing.cli.study_files import split_items
+from sparing.core.errors import ConfigError
+from sparing.runs.speed import measure_speed as time_rounds
+from sparing.runs.study import PersonalizationSection, load_study
+from sparing.sweeps.execute import run_sweep as do_sweep
+from sparing.sweeps.execute import train_winner
+from sparing.sweeps.processes import default_jobs
+from sparing.sweeps.spec import load_sweep, trial_study
+
+
+def sweep_command(
+    items: StudyItems = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the sweep. [default: sweeps/STUDY]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: cores; 1 on a GPU]")] = None,
+    final: Annotated[bool, typer.Option("--final", help="Then train the winner and judge it on test samples.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try settings, judged on validation samples; call it again to go on.
+
+    What is tried stands in the study's section sweep: every combination of lists, or what Optuna proposes.
+
+    \b
+    sparing sweep study.yaml 'sweep.local.lr=[0.01, 0.1]' task.validation=0.2
+    sparing sweep study.yaml --jobs 4 --final
+    sparing sweep study.yaml sweep.trials=60 --json
+    """
+    path, overrides = split_items(items or [])
+    if path is None:
+        raise ConfigError("a sweep needs a study file; write one with `sparing new first`")
+    plan = load_sweep(path, overrides)
+    folder = out or Path("sweeps") / Path(path).stem
+    at_once = jobs or default_jobs([trial_study(plan, {}, plan.seeds[0])])
+    console, winner = Console(), None
+    said = {"--out": out, "--jobs": jobs}
+    words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
+    words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
+    advice = f"what was done is kept, go on with: {shlex.join(words)}"
+    with INTERRUPT.advising(lambda: advice), shown.watch_sweep(console, as_json) as tell:
+        trials = do_sweep(plan, folder, at_once, tell)
+        if final:
+            winner = train_winner(plan, folder, trials, at_once, tell)
+    if as_json:
+        print_json(shown.sweep_json(plan, trials, winner, str(folder)))
+    else:
+        shown.print_sweep(plan, trials, winner, console)
+        console.print(f"The runs are in {folder}", highlight=False, markup=False, soft_wrap=True)
+
+
+def bench_command(
+    items: StudyItems = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one to warm up.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Time a few rounds of a study, and of FedAvg on it, on this machine.
+
+    \b
+    sparing bench study.yaml
+    sparing bench method=psfed+topk+int8 task.model=resnet18 --rounds 3
+    """
+    path, overrides = split_items(items or [])
+    study = load_study(path, overrides)
+    plain = study.model_copy(update={"method": ["fedavg"], "personalization": PersonalizationSection()})
+    speeds = [time_rounds(one, rounds) for one in ([plain] if study.method == ["fedavg"] else [plain, study])]
+    if as_json:
+        print_json([{**speed._asdict(), "clients_per_second": speed.clients_per_second} for speed in speeds])
+    else:
+        show_speeds(speeds, Console())

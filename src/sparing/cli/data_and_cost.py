@@ -1,0 +1,108 @@
+"""`sparing data` and `sparing check`: what a dataset is, who holds what, and what a study will cost."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from sparing.cli.wording import megabytes_text, size_text
+from sparing.data import known_datasets
+from sparing.data.dataset import Dataset
+from sparing.reports.split_picture import draw_split
+from sparing.runs.cost import StudyCost
+from sparing.runs.study import TaskSection
+from sparing.split import split_report, split_report_lines
+from sparing.split.summary import SplitReport
+from sparing.tasks.build import load_and_partition
+
+
+def datasets_by_usage() -> dict[str, str]:
+    return {entry.usage: entry.about for entry in known_datasets().values()}
+
+
+def print_datasets(console: Console) -> None:
+    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
+    for usage, about in datasets_by_usage().items():
+        table.add_row(usage, about)
+    console.print(table)
+
+
+def _load_split(task: TaskSection, seed: int) -> tuple[Dataset, SplitReport]:
+    """The dataset, and who holds what of it."""
+    split: Any = task.split or "iid"
+    shares = (task.test, task.validation, task.held_out, task.probe)
+    pool, parts = load_and_partition(task.data, task.clients, split, seed, *shares)
+    return pool, split_report(parts, pool)
+
+
+def split_json(task: TaskSection, seed: int) -> dict[str, Any]:
+    told = _load_split(task, seed)[1]._asdict()
+    return {name: x.tolist() if isinstance(x, np.ndarray) else x for name, x in told.items()}
+
+
+def show_split(task: TaskSection, seed: int, picture: Path, console: Console) -> None:
+    """Say what the dataset is and who holds what, and draw it."""
+    pool, told = _load_split(task, seed)
+    kind = "x".join(str(side) for side in pool.x.shape[1:])
+    groups = f", natural ids: {', '.join(sorted(pool.groups))}" if pool.groups else ""
+    console.print(f"{pool.name}: {len(pool):,} samples of {kind} ({pool.x.dtype}), {pool.classes} classes{groups}")
+    for line in split_report_lines(told):
+        console.print(line, highlight=False)
+    console.print(f"drawn to {draw_split(told, picture)}")
+
+
+_PLAN_ORIGINS = {
+    "given": "given by the study",
+    "rule": "chosen by rule",
+    "measured": "measured now, and remembered",
+    "remembered": "measured before",
+}
+
+
+def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    ways = {(path, chunk, threads): speed for path, chunk, threads, speed in cost.speeds}
+    chosen = tuple(cost.plan[key] for key in ("path", "chunk", "threads"))
+    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round if within reach")
+    table.add_row("model", f"{cost.parameters:,} parameters")
+    table.add_row("plan", f"{_layout_text(*chosen)}, bank {cost.plan['bank']}")
+    if cost.plan["precision"] != "float32" or cost.plan["graph"]:
+        table.add_row("", f"{cost.plan['precision']}{', as a CUDA graph' if cost.plan['graph'] else ''}")
+    table.add_row("", _PLAN_ORIGINS[cost.how] + (f": {cost.why}" if cost.why else ""))
+    for way, speed in sorted(ways.items(), key=lambda item: -item[1]):
+        table.add_row("", f"{speed:9,.1f} clients/s  {_layout_text(*way)}" + (", chosen" if way == chosen else ""))
+    flight = f"{size_text(cost.flight_bytes)} of {size_text(cost.memory_bytes)} allowed (plan.memory)"
+    table.add_row("in flight", f"{min(cost.plan['chunk'], cost.cohort):,} clients at once: {flight}")
+    table.add_row(
+        "down", f"{megabytes_text(cost.down_bytes)} MB a round ({megabytes_text(cost.first_bytes)} while all are new)"
+    )
+    table.add_row("up", f"{megabytes_text(cost.up_bytes)} MB a round")
+    table.add_row(
+        "memory", f"{cost.peak_mb:,.0f} MB at most; all clients' state {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
+    )
+    if cost.clock is not None:
+        table.add_row("clock", f"{cost.clock:.1f} s of the clients' time for the first round")
+    table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
+    table.add_row("", f"{_duration_text(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
+    console.print(table)
+
+
+def _layout_text(path: str, chunk: int, threads: int) -> str:
+    """
+    >>> _layout_text("loop", 16, 2), _layout_text("stacked", 8, 1)
+    ('loop, chunk 16, 2 threads', 'stacked, chunk 8, 1 thread')
+    """
+    return f"{path}, chunk {chunk}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _duration_text(seconds: float) -> str:
+    """
+    >>> _duration_text(42), _duration_text(600), _duration_text(9000)
+    ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

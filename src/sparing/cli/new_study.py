@@ -1,0 +1,70 @@
+"""`sparing new`: a folder with a study to start from."""
+
+import shlex
+from pathlib import Path
+
+from sparing.core.errors import ConfigError
+
+_STUDY_TEXT = """\
+# A study. Every key is optional; change any of them on the command line:
+#   sparing run study.yaml rounds=60 local.lr=0.05
+
+task:
+  data: digits                # `sparing data` lists what there is, your own files included
+  clients: 20
+  split: {dirichlet: 0.3}     # how unlike the clients are: 0.1 is very skewed, 100 almost alike; or iid
+  model: cnn                  # or mlp, lenet5, resnet18, ... or with options: {mlp: {hidden: [200, 200]}}
+  test: 0.25                  # share of each client's samples kept for testing, where there is no official test set
+  # validation: 0.2           # and for choosing settings: evaluate.set=validation
+
+method: fedavg                # `sparing methods` lists them; or psfed+topk+int8+memory, in order of execution;
+                              # with options: [psfed, {topk: {ratio: 0.1}}, int8, memory]
+
+local:                        # training on a client
+  epochs: 3
+  batch: 16
+  lr: 0.1
+  momentum: 0.9
+
+rounds: 30
+sample: 0.5                   # share of the clients in a round, or a count
+device: auto                  # auto | cpu | cuda
+seed: 0                       # decides the split, the first model and every draw
+
+evaluate:
+  every: 1                    # rounds
+  who: [global, before]       # whose model: docs/evaluation.md
+"""
+
+_README_TEXT = """\
+# {name}
+
+`study.yaml` says what is trained: the data, the clients, the method. Check it, run it, compare:
+
+    sparing check study.yaml                        # memory, bytes and time, before anything runs
+    sparing run study.yaml seed=0                   # writes runs/digits-fedavg-0
+    sparing run study.yaml seed=1
+    sparing run study.yaml method=topk+memory seed=0
+    sparing run study.yaml method=topk+memory seed=1
+    sparing compare runs --target 0.9
+
+A run that was stopped goes on with `sparing resume FOLDER`. The same study and seed give the same model.
+"""
+
+
+def write_new_study(path: Path) -> list[Path]:
+    """A folder that was not there before, with a study file and a README."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        raise ConfigError(f"{path} is already there and is left as it is; choose another name") from None
+    except OSError as error:
+        raise ConfigError(f"cannot make {path} ({error.strerror}); choose another place") from None
+    files = {path / "study.yaml": _STUDY_TEXT, path / "README.md": _README_TEXT.format(name=path.resolve().name)}
+    for file, text in files.items():
+        file.write_text(text, encoding="utf-8")
+    return list(files)
+
+
+def next_steps(path: Path) -> str:
+    return f"next: cd {shlex.quote(str(path))} && sparing check study.yaml && sparing run study.yaml"

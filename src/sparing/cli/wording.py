@@ -1,0 +1,133 @@
+"""How numbers and results are put into words."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sparing.core.registry import RecipeEntry
+from sparing.runs.results import Result
+
+_METHODS_HINT = """
+Combine them in order of execution, with options where you like:
+  sparing run method=psfed+topk+int8
+  sparing run 'method=[psfed, {topk: {ratio: 0.05}}]'"""
+
+
+def percent(share: float) -> str:
+    """A share as a percentage; a dash where nothing was measured.
+
+    >>> percent(0.9234), percent(float("nan"))
+    ('92.3 %', '-')
+    """
+    return f"{100 * share:.1f} %" if share == share else "-"
+
+
+def megabytes_text(count: int) -> str:
+    """Bytes in millions.
+
+    >>> megabytes_text(12_345_678)
+    '12.35'
+    """
+    return f"{count / 1e6:,.2f}"
+
+
+def size_text(count: int) -> str:
+    """Bytes in the unit that suits them.
+
+    >>> size_text(37), size_text(6_932), size_text(51_114_466)
+    ('37 B', '6.9 kB', '51.1 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:,.1f} {unit}"
+    return f"{count} B"
+
+
+def method_name(method: Sequence[Any]) -> str:
+    """The list in a study as one word.
+
+    >>> method_name(["psfed", {"topk": {"ratio": 0.1}}])
+    'psfed+topk'
+    """
+    return "+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in method)
+
+
+def print_result(result: Result, folder: str, console: Console) -> None:
+    """What a run came to, and where it lies."""
+    rows = {
+        "accuracy": f"{percent(result.accuracy)} (best {percent(result.best_accuracy)})",
+        "personal accuracy": f"{percent(result.personal_accuracy)} (worst decile {percent(result.worst_decile)})",
+        "sent up": f"{megabytes_text(result.up_bytes)} MB",
+        "sent down": f"{megabytes_text(result.down_bytes)} MB",
+        "took": f"{result.rounds} rounds, {result.seconds:.1f} s",
+    }
+    if result.epsilon == result.epsilon:
+        rows["privacy spent"] = f"epsilon {result.epsilon:.4g}"
+    if result.privacy:
+        rows["privacy"] = result.privacy
+    if result.stopped:
+        rows["ended early"] = result.stopped
+    rows["written to"] = folder
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows.items():
+        grid.add_row(name, value)
+    console.print(f"[bold]{result.method}[/] on {result.task}", highlight=False)
+    console.print(grid)
+
+
+def recipe_options(entry: RecipeEntry) -> dict[str, Any]:
+    """The options of a recipe and their defaults."""
+    parameters = inspect.signature(entry.make).parameters.values()
+    return {p.name: None if p.default is p.empty else p.default for p in parameters}
+
+
+def print_methods(entries: Sequence[RecipeEntry], console: Console) -> None:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for entry in entries:
+        grid.add_row(entry.name, entry.about)
+        if values := recipe_options(entry):
+            grid.add_row(
+                "", "  ".join(f"{name}={_default_text(value)}" for name, value in values.items()), style="cyan"
+            )
+        if entry.paper:
+            grid.add_row("", entry.paper, style="dim")
+    console.print(grid, highlight=False)
+    console.print("\nThe parts they are made of, in sparing.parts:\n", style="bold")
+    parts = Table.grid(padding=(0, 2))
+    parts.add_column(style="bold", no_wrap=True)
+    parts.add_column()
+    for name, about in _parts_with_docs().items():
+        parts.add_row(name, about)
+    console.print(parts, highlight=False)
+    console.print(_METHODS_HINT, highlight=False, markup=False)
+
+
+def _parts_with_docs() -> dict[str, str]:
+    """Every module of sparing.parts and the first sentence of what it says about itself."""
+    package = importlib.import_module("sparing.parts")
+    found = [m.name for m in pkgutil.walk_packages(package.__path__, "sparing.parts.") if not m.ispkg]
+    modules = [importlib.import_module(name) for name in sorted(found, key=lambda name: name.rpartition(".")[2])]
+    return {m.__name__.rpartition(".")[2]: _first_sentence(m.__doc__ or "") for m in modules}
+
+
+def _first_sentence(text: str) -> str:
+    """
+    >>> _first_sentence("Masks: what\\ntravels. And more.")
+    'Masks: what travels.'
+    """
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
+
+
+def _default_text(value: Any) -> str:
+    """A default as it is written in a study file."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,54 @@
+"""Several networks of one shape as one module (Split-Mix): it gives the mean of what they give.
+
+Every tensor holds one of each network, `[bases, *shape]`, so a few of the networks are a few rows of every tensor.
+
+    >>> mix = Mix([nn.Linear(2, 3), nn.Linear(2, 3)])
+    >>> [tuple(x.shape) for x in mix.state_dict().values()], tuple(mix(torch.ones(5, 2)).shape)
+    ([(2, 3, 2), (2, 3)], (5, 3))
+"""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Mix(nn.Module):
+    """Its networks train apart, each on its own loss: see `train.local.train`."""
+
+    def __init__(self, nets: Sequence[nn.Module]):
+        super().__init__()
+        self.bases = len(nets)
+        states = [net.state_dict() for net in nets]
+        self.net = _filled_copy(nets[0], {name: torch.stack([state[name] for state in states]) for name in states[0]})
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.net.state_dict(keep_vars=True)
+        outputs = [
+            functional_call(self.net, {name: w[i] for name, w in state.items()}, (x,)) for i in range(self.bases)
+        ]
+        return torch.stack(outputs).mean(0)
+
+    def base(self, i: int) -> nn.Module:
+        """One of the networks, by itself."""
+        return _filled_copy(self.net, {name: w[i] for name, w in self.net.state_dict().items()})
+
+    def first(self, count: int) -> "Mix":
+        return Mix([self.base(i) for i in range(count)])
+
+    def alone(self) -> nn.Module:
+        """A single network whose tensors are called as here."""
+        return nn.Sequential(OrderedDict(net=self.base(0)))
+
+
+def _filled_copy(net: nn.Module, state: dict[str, Tensor]) -> nn.Module:
+    """A copy of the network with these tensors, of whatever shape."""
+    net = copy.deepcopy(net)
+    for name, x in state.items():
+        path, _, leaf = name.rpartition(".")
+        layer = net.get_submodule(path)
+        setattr(layer, leaf, nn.Parameter(x.clone()) if leaf in layer._parameters else x.clone())
+    return net

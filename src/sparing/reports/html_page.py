@@ -1,0 +1,150 @@
+"""The report as one HTML file: no network, no other file."""
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+
+import sparing
+from sparing.reports import inside_figures, method_figures, snapshot_figures
+from sparing.reports.comparison import Comparison
+from sparing.reports.comparison_tables import TextTable, tables_of_comparison
+from sparing.reports.figure import Figure, Plot, Series, counted_word
+from sparing.reports.report_runs import GroupContents, missing_file_notes, read_groups
+from sparing.reports.run_folders import RunGroup, differing_keys
+from sparing.reports.run_folders import setting_text as worded
+from sparing.reports.svg import draw_svg, tint_classes
+
+_FIGURES = (
+    ("Accuracy by round", method_figures.accuracy_by_round),
+    ("By megabytes", method_figures.accuracy_by_bytes),
+    ("By time", method_figures.accuracy_by_clock),
+    ("Pareto front", method_figures.pareto_figure),
+    ("Clients", method_figures.accuracy_by_client),
+    ("Stability", method_figures.stability_figure),
+    ("Bytes", method_figures.bytes_figure),
+    ("Masks", inside_figures.coverage_figure),
+    ("Sizes", snapshot_figures.sizes_figure),
+    ("Low rank", inside_figures.approximation_figure),
+    ("Similarity", snapshot_figures.similarity_figure),
+    ("Shrinkage", inside_figures.shrinkage_figure),
+    ("Pruned", inside_figures.pruned_figure),
+    ("Thresholds", inside_figures.thresholds_figure),
+    ("Updates", snapshot_figures.updates_figure),
+    ("Privacy", inside_figures.epsilon_figure),
+    ("The split", snapshot_figures.split_figure),
+)
+
+
+def report_figures(groups: Sequence[RunGroup]) -> list[tuple[str, Figure]]:
+    """Those that these runs have data for, each with a word for a list of them."""
+    seen: list[GroupContents] = read_groups(list(groups))
+    made = [(word, make(seen)) for word, make in _FIGURES]
+    return [(word, figure) for word, figure in made if figure is not None]
+
+
+def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tuple[str, Figure]]) -> str:
+    here = files("sparing.reports")
+    css, js, text = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
+    runs = [run for group in groups for run in group.runs]
+    return (
+        Environment(autoescape=True)
+        .from_string(text)
+        .render(
+            title=_report_title(groups),
+            about=_report_subtitle(groups),
+            caution=_validation_caution(groups),
+            css=Markup(css),
+            js=Markup(js),
+            sheets=tables_of_comparison(found),
+            notes=[*found.notes, *missing_file_notes(runs)],
+            figures=[_figure_context(word, figure) for word, figure in made],
+            settings=_settings_table(groups),
+            version=sparing.__version__,
+            runs=counted_word(len(runs), "run folder"),
+        )
+    )
+
+
+def _report_title(groups: Sequence[RunGroup]) -> str:
+    data = dict.fromkeys(worded(group.runs[0].settings["task.data"]) for group in groups)
+    what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
+    return f"{what} on {', '.join(data)}"
+
+
+def _report_subtitle(groups: Sequence[RunGroup]) -> str:
+    rounds = list(dict.fromkeys(len(group.runs[0].table) for group in groups))
+    seeds = list(dict.fromkeys(len(group.runs) for group in groups))
+    each = " each" if len(groups) > 1 else ""
+    said = ", ".join(group.label for group in groups)
+    return f"{_either_count(rounds, 'round')}, {_either_count(seeds, 'seed')}{each}: {said}."
+
+
+def _either_count(counts: list[int], word: str) -> str:
+    """
+    >>> _either_count([1], "seed"), _either_count([3, 1], "seed")
+    ('1 seed', '3 or 1 seeds')
+    """
+    return counted_word(counts[0], word) if len(counts) == 1 else f"{' or '.join(map(str, counts))} {word}s"
+
+
+def _validation_caution(groups: Sequence[RunGroup]) -> str:
+    """Said at the top where accuracy is not that of test samples."""
+    aside = [group.label for group in groups if group.runs[0].settings.get("evaluate.set") == "validation"]
+    if not aside:
+        return ""
+    whose = "" if len(aside) == len(groups) else f" of {', '.join(aside)}"
+    return f"Accuracies and losses{whose} are on validation samples, which settings may have been chosen by."
+
+
+def _settings_table(groups: Sequence[RunGroup]) -> TextTable:
+    """What all share in one column; what differs by method in the others."""
+    about = [group.runs[0].settings for group in groups]
+    apart = differing_keys(about)
+    keys = list(dict.fromkeys(key for one in about for key in one))
+    rows = [[key, worded(about[0][key]), *[""] * len(groups)] for key in keys if key not in apart]
+    rows += [[key, "", *(worded(one[key]) if key in one else "" for one in about)] for key in apart]
+    if len(groups) == 1:
+        rows = [row[:2] for row in rows]
+    names = [group.label for group in groups] if len(groups) > 1 else []
+    return TextTable("Settings", ["key", "all" if names else "value", *names], rows)
+
+
+def _figure_context(word: str, figure: Figure) -> dict[str, Any]:
+    """What the template needs of a figure."""
+    ids = [f"{figure.key}-{i}" for i in range(len(figure.tables))]
+    maps = any(plot.kind == "heat" for plot in figure.plots)
+    plots = [_plot_context(figure, plot, ids[min(i, len(ids) - 1)]) for i, plot in enumerate(figure.plots)]
+    tables = list(zip(ids, figure.tables, strict=True))
+    return {"nav": word, "key": figure.key, "title": figure.title, "read": figure.read} | {
+        "maps": maps,
+        "plots": plots,
+        "tables": tables,
+    }
+
+
+def _plot_context(figure: Figure, plot: Plot, table: str) -> dict[str, Any]:
+    picture = draw_svg(plot)
+    legend = plot.series if plot.kind in ("lines", "bars") and len(plot.series) > 1 else []
+    axes = " by ".join(dict.fromkeys(word for word in (plot.y, plot.x) if word))
+    data = json.dumps({"mode": picture.mode, "stops": picture.stops}).replace("<", "\\u003c")
+    return {
+        "title": plot.title,
+        "table": table,
+        "wide": plot.kind != "heat",
+        "fresh": plot.fresh,
+        "legend": [(one.name, tint_classes(one.tint), _legend_chip(plot, one)) for one in legend],
+        "label": f"{plot.title or figure.title}: {axes}. Arrow keys read the values.",
+        "svg": Markup(picture.svg),
+        "stops": Markup(data),
+    }
+
+
+def _legend_chip(plot: Plot, one: Series) -> Markup:
+    """What a legend shows of a line, or of a part of bars."""
+    line = f'<path class="line{" dashed" if one.hollow else ""}" d="M0 5h30"/>'
+    wide, body = (10, '<path class="block" d="M0 0h10v10H0z"/>') if plot.kind == "bars" else (30, line)
+    return Markup(f'<svg class="chip" viewBox="0 0 {wide} 10" aria-hidden="true">{body}</svg>')

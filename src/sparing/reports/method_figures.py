@@ -1,0 +1,290 @@
+"""Figures that compare methods: accuracy, what it cost, whom it reached, how steady it was."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sparing.reports.comparison import BaselineGap, accuracy_jitter, baseline_gap
+from sparing.reports.comparison_tables import TextTable
+from sparing.reports.figure import Figure, Plot, Series, short_number, thinned_places
+from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
+from sparing.reports.run_folders import RunGroup
+from sparing.runs.files.ledger import BYTE_KINDS
+from sparing.runs.results import latest_value
+
+_ACCURACIES = {"accuracy": "the global model", "personal_accuracy": "clients' own models, mean over clients"}
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_BAND_NOTE = "A band is one standard deviation over seeds, each way."
+_BEYOND_CHANCE = "by more than chance explains (the 95 % interval of the difference, paired by seed)"
+
+
+def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables, said = [], [], ""
+    for column, whose in _ACCURACIES.items():
+        found = mean_lines(groups, column, 100)
+        if found:
+            said = said or _leader_sentence(groups, column)
+            plots.append(Plot("lines", "round", "accuracy (%)", whose, found))
+            tables.append(rounds_table(f"Accuracy (%) of {whose}", found))
+    if not plots:
+        return None
+    return Figure(
+        "accuracy-by-round",
+        f"Accuracy by round: {said}",
+        f"Higher is better, and further left is sooner. {_BAND_NOTE}"
+        + (
+            f" A winner is named only if it leads every other method {_BEYOND_CHANCE}."
+            if len(plots[0].series) > 1
+            else ""
+        ),
+        plots,
+        tables,
+    )
+
+
+def accuracy_by_bytes(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables = [], []
+    for column, whose in _ACCURACIES.items():
+        found = [one._replace(x=_sent_until(group, one.x)) for group, one in _groups_with_lines(groups, column)]
+        if found:
+            plots.append(Plot("lines", "MB sent, up and down together (log scale)", "accuracy (%)", whose, found, True))
+            rows = [
+                [one.name, f"{x:.4g}", said]
+                for one in found
+                for x, said in zip(one.x, _mean_std_texts(one), strict=True)
+            ]
+            tables.append(TextTable(f"Accuracy (%) of {whose}", ["method", "MB", "accuracy"], rows))
+    if not plots:
+        return None
+    return Figure(
+        "accuracy-by-megabytes",
+        "Accuracy for what was sent",
+        f"A line further left reaches the same accuracy with fewer bytes; ten times fewer is one decade. {_BAND_NOTE}",
+        plots,
+        tables,
+    )
+
+
+def accuracy_by_clock(groups: Sequence[GroupContents]) -> Figure | None:
+    timed = [group for group in groups if values_over_seeds(group, "clock")[0]]
+    found = [one._replace(x=_clock_at(group, one.x)) for group, one in _groups_with_lines(timed, "accuracy")]
+    if not found:
+        return None
+    rows = [[one.name, f"{x:.4g}", said] for one in found for x, said in zip(one.x, _mean_std_texts(one), strict=True)]
+    return Figure(
+        "accuracy-by-time",
+        "Accuracy by the clients' clock",
+        f"Seconds of the simulated devices and links, not of the machine that simulated them. {_BAND_NOTE}",
+        [Plot("lines", "seconds of the virtual clock", "accuracy (%)", series=found)],
+        [TextTable("Accuracy (%) by time", ["method", "seconds", "accuracy"], rows)],
+    )
+
+
+def pareto_figure(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables = [], []
+    for column, whose in _ACCURACIES.items():
+        pairs = [(group, _last_point(group, one)) for group, one in _groups_with_lines(groups, column)]
+        if len(pairs) < 2:
+            continue
+        beaten = [[other for other, two in pairs if _dominates(two, one)] for _, one in pairs]
+        clearly = [any(_is_clearly_better(_paired_gap(other, group, column)) for other in others)
+                   for (group, _), others in zip(pairs, beaten, strict=True)]  # fmt: skip
+        ends = [one._replace(hollow=hollow) for (_, one), hollow in zip(pairs, clearly, strict=True)]
+        front = sorted((one.x[0], one.y[0]) for one, others in zip(ends, beaten, strict=True) if not others)
+        places = ["beaten" if one.hollow else "seeds cannot tell" if others else "yes"
+                  for one, others in zip(ends, beaten, strict=True)]  # fmt: skip
+        plots.append(Plot("points", "MB sent (log scale)", "accuracy (%)", whose, ends, True, front=front))
+        rows = [
+            [one.name, f"{one.x[0]:.4g}", _mean_std_texts(one)[0], word] for one, word in zip(ends, places, strict=True)
+        ]
+        tables.append(TextTable(f"The end of the run, {whose}", ["method", "MB", "accuracy (%)", "on the front"], rows))
+    if not plots:
+        return None
+    return Figure(
+        "pareto-front",
+        "Accuracy against cost",
+        "The line joins the methods for which no other costs as little and is as accurate on average. Hollow points "
+        f"are beaten: another costs no more and is more accurate {_BEYOND_CHANCE}. "
+        "Of a full point off the line these seeds cannot tell.",
+        plots,
+        tables,
+    )
+
+
+def _dominates(one: Series, other: Series) -> bool:
+    no_worse = one.x[0] <= other.x[0] and one.y[0] >= other.y[0]
+    return no_worse and (one.x[0] < other.x[0] or one.y[0] > other.y[0])
+
+
+def _last_point(group: GroupContents, one: Series) -> Series:
+    """The last point, by what was sent until then."""
+    return one._replace(x=_sent_until(group, one.x)[-1:], y=one.y[-1:], spread=one.spread and one.spread[-1:])
+
+
+def _is_clearly_better(more: BaselineGap) -> bool:
+    """More accurate beyond chance, or just the same in every seed; of one seed nobody knows."""
+    return more.low > 0 or more.low == more.high == 0
+
+
+def _paired_gap(one: GroupContents, other: GroupContents, column: str) -> BaselineGap:
+    """How much more accurate one ends, paired by seed."""
+
+    def ends(group: GroupContents) -> tuple[RunGroup, list[dict]]:
+        runs = [seen.run for seen in group.seen]
+        return RunGroup(group.label, runs), [{column: latest_value(run.table, column)} for run in runs]
+
+    return baseline_gap(*ends(one), *ends(other), column)
+
+
+def accuracy_by_client(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables = [], []
+    held = {group.seen[0].run.settings.get("evaluate.set", "test") for group in groups}
+    x = f"accuracy on the client's own {' or '.join(sorted(held))} samples (%)"
+    for who, whose in (("before", "the model each client would use"), ("global", "the global model")):
+        found = [Series(group.label, _pooled_accuracies(group, who), tint=group.tint) for group in groups]
+        found = [one for one in found if one.y]
+        if not found:
+            continue
+        plots.append(Plot("strips", x, title=whose, series=found))
+        rows = [[one.name, str(len(one.y)), *(f"{q:.2f}" for q in np.quantile(one.y, _QUANTILES))] for one in found]
+        head = ["method", "clients", *(f"{100 * q:.0f} %" for q in _QUANTILES)]
+        tables.append(TextTable(f"Quantiles of accuracy (%), {whose}", head, rows))
+    if not plots:
+        return None
+    return Figure(
+        "clients",
+        "How accuracy spreads over clients at the end",
+        "Each dot is a client (all seeds together); the box holds the middle half, the stroke in it is the median, and "
+        "the tick on the left is where the worst tenth ends.",
+        plots,
+        tables,
+    )
+
+
+def _pooled_accuracies(group: GroupContents, who: str) -> list[float]:
+    return [100 * a for one in group.seen for a in one.marks.get(who, [])]
+
+
+def stability_figure(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables = [], []
+    seeded = [(group, one) for group, one in _groups_with_lines(groups, "accuracy") if one.spread]
+    if seeded:
+        found = [one._replace(y=one.spread or [], spread=None) for _, one in seeded]
+        plots.append(Plot("lines", "round", "points of accuracy", "standard deviation over seeds", found))
+        tables.append(rounds_table("Standard deviation over seeds", found))
+    steps, uneven = [], []
+    for group in groups:
+        rounds, values = values_over_seeds(group, "accuracy")
+        if len(rounds) > 2:
+            steps.append(_mean_line(group, rounds[1:], 100 * np.diff(values, axis=1)))
+            uneven.append(
+                [group.label, f"{100 * np.mean([accuracy_jitter(one.run.table, 0) for one in group.seen]):.4f}"]
+            )
+    if steps:
+        bare = [one._replace(spread=None) for one in steps]
+        plots.append(Plot("lines", "round", "points of accuracy", "change since the last evaluation", bare))
+        tables.append(rounds_table("Change since the last evaluation", steps))
+        tables.append(TextTable("Standard deviation of these changes, mean over seeds", ["method", "points"], uneven))
+    if not plots:
+        return None
+    return Figure(
+        "stability",
+        "How steady training is, from seed to seed and from round to round",
+        "Lower is steadier on the first plot; on the second, a line that settles near zero has stopped moving.",
+        plots,
+        tables,
+    )
+
+
+def bytes_figure(groups: Sequence[GroupContents]) -> Figure | None:
+    rows, parts = [], []
+    for group in groups:
+        for way in ("up", "down"):
+            rows.append(f"{group.label}, {way}")
+            parts.append(np.mean([one.sent[way] for one in group.seen], axis=0) / 1e6)
+    whole = np.array(parts)
+    if not whole.any():
+        return None
+    share = 100 * whole / np.maximum(whole.sum(1, keepdims=True), 1e-12)
+    kept = [i for i in range(len(BYTE_KINDS)) if whole[:, i].any()]
+    bars = [Series(BYTE_KINDS[i], whole[:, i].tolist(), tint=i) for i in kept]
+    shares = [Series(BYTE_KINDS[i], share[:, i].tolist(), tint=i) for i in kept]
+    cells = [[row, *(f"{x:.4f}" for x in line), f"{line.sum():.4f}"] for row, line in zip(rows, whole, strict=True)]
+    up = {group.label: parts[2 * i].sum() for i, group in enumerate(groups)}
+    least = [label for label in up if up[label] == min(up.values())]
+    alone = f"{least[0]} sends the fewest up" if len(least) == 1 else f"{len(least)} methods send equally few up"
+    seen = alone if len(up) > 1 else f"{short_number(up[least[0]])} MB up"
+    return Figure(
+        "bytes",
+        f"What the bytes are: {seen}",
+        "Values are the numbers themselves; index says where they belong, scale how to read them, header and notes are "
+        "the rest of each parcel.",
+        [Plot("bars", "MB in all rounds, mean over seeds", series=bars, rows=rows, title="how many"),
+         Plot("bars", "share of the bytes (%)", series=shares, rows=rows, title="of what kind")],
+        [TextTable("MB in all rounds, mean over seeds", ["method and way", *BYTE_KINDS, "all"], cells)],
+    )  # fmt: skip
+
+
+def mean_lines(groups: Sequence[GroupContents], column: str, scale: float = 1.0) -> list[Series]:
+    """A line for each group that has this number: mean and standard deviation over seeds."""
+    found = [(group, *values_over_seeds(group, column)) for group in groups]
+    return [_mean_line(group, rounds, scale * values) for group, rounds, values in found if rounds]
+
+
+def _groups_with_lines(groups: Sequence[GroupContents], column: str) -> list[tuple[GroupContents, Series]]:
+    have = [group for group in groups if values_over_seeds(group, column)[0]]
+    return list(zip(have, mean_lines(have, column, 100), strict=True))
+
+
+def _mean_line(group: GroupContents, rounds: list[int], values: np.ndarray) -> Series:
+    kept = thinned_places(len(rounds))
+    values = values[:, kept]
+    x = [float(rounds[i]) for i in kept]
+    return Series(group.label, values.mean(axis=0).tolist(), x, std_over_seeds(values), group.tint)
+
+
+def _at_rounds(column: Callable[[GroupContents], np.ndarray]) -> Callable[[GroupContents, list[float]], list[float]]:
+    return lambda group, rounds: [float(column(group)[int(t) - 1]) for t in rounds]
+
+
+def _megabytes_sent(group: GroupContents) -> np.ndarray:
+    sent = [[r.up_bytes + r.down_bytes for r in one.run.table] for one in group.seen]
+    return np.cumsum(sent, axis=1).mean(axis=0) / 1e6
+
+
+def _clock_seconds(group: GroupContents) -> np.ndarray:
+    return np.mean([[r.metrics.get("clock", np.nan) for r in one.run.table] for one in group.seen], axis=0)
+
+
+_sent_until, _clock_at = _at_rounds(_megabytes_sent), _at_rounds(_clock_seconds)
+
+
+def _mean_std_texts(one: Series) -> list[str]:
+    """Mean ± std, as text."""
+    if one.spread is None:
+        return [f"{y:.4g}" for y in one.y]
+    return [f"{y:.4g} ± {s:.2g}" for y, s in zip(one.y, one.spread, strict=True)]
+
+
+def rounds_table(title: str, found: Sequence[Series]) -> TextTable:
+    """A row for each round, a column for each line."""
+    said = [dict(zip(one.x, _mean_std_texts(one), strict=True)) for one in found]
+    rounds = sorted({x for one in found for x in one.x})
+    rows = [[short_number(x), *(one.get(x, "") for one in said)] for x in rounds]
+    return TextTable(title, ["round", *(one.name for one in found)], rows)
+
+
+def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
+    """The winner, if it is one beyond chance; else where those end that may be as good, as far as seeds can tell."""
+    ends = sorted(((one.y[-1], group) for group, one in _groups_with_lines(groups, column)), key=lambda end: -end[0])
+    high, top = ends[0]
+    if len(ends) == 1:
+        return f"{top.label} ends at {high:.1f} %"
+    lead = [(y, _paired_gap(top, group, column).low) for y, group in ends[1:]]
+    close, unknown = [y for y, low in lead if low <= 0], [y for y, low in lead if low != low]
+    if not close + unknown:
+        return f"{top.label} ends highest, at {high:.1f} %"
+    if not close:
+        return f"too few seeds to name a winner, methods end at {ends[-1][0]:.1f} to {high:.1f} %"
+    many = f"{len(close) + 1} of {len(ends)} methods"
+    return f"no clear winner, {many} are too close to call, at {min(close):.1f} to {high:.1f} %"

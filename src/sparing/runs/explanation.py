@@ -1,0 +1,332 @@
+"""What a method does, before anything runs: what travels, what stays, what is remembered, and what it costs.
+
+Nothing is asserted about a method here: its own functions are called once for one client, with made-up weights, and the
+parcels that come out are looked at. Bytes are exact where the method fixes them (with masks, but for the length of a
+length per layer); where the data decides what is kept, they are what it takes at most: as much kept as the method ever
+keeps, every index a bitmap.
+"""
+
+import copy
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from sparing.core.compose import compose, remake_model
+from sparing.core.context import Ctx, context
+from sparing.core.download import is_whole_model
+from sparing.core.errors import ConfigError
+from sparing.core.method import Lesson, Method, Trained
+from sparing.core.parcel import Leaf, Parcel, sent_mask
+from sparing.core.registry import find_recipe
+from sparing.core.round import Server, client, first_client, first_row, first_server, method_for_size, outgoing
+from sparing.core.tree import Layout, Tree, layout_of, tree_of, under
+from sparing.core.versions import commonly_held
+from sparing.data.options import name_and_options
+from sparing.models import build_network
+from sparing.parts.factors import FactoredConv, kernel_sides
+from sparing.runs.plan.settle import tree_bytes
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import method_list
+from sparing.storage.bank import open_bank
+from sparing.wire import nbytes, parcel_sizes
+
+_MADE_UP_CLIENTS, _MADE_UP_SAMPLES, _MADE_UP_ROUNDS = 100, 100, 23
+_LATE_ROUNDS = (13, 17, 19, 23, 14)
+"""Ordinary rounds to look at: late, and but for the last of prime number, so that they are no full sync; the last only
+says whether rounds differ."""
+_LOUD_UPDATE = 100.0
+"""How large the made-up update is: beyond any threshold, so that no part is left out for being small."""
+
+
+class DirectionCost(NamedTuple):
+    """One direction, for one client and an ordinary round."""
+
+    parameters: int  # values of parameters that the method lets through
+    buffers: int
+    sent: int  # values of parameters really written, at most
+    bytes: int
+    exact: bool  # else `bytes` is a bound
+    positions: str  # "none": everything is sent; "free": both ends know the positions; "paid": they travel
+    notes: list[str]  # numbers that go along
+
+
+class SizeExplanation(NamedTuple):
+    """Clients of one size; most methods have one."""
+
+    name: str
+    parameters: int
+    multiply_adds: int  # of one sample, forward, in convolutions and matrix products
+    down: DirectionCost
+    up: DirectionCost
+    first_bytes: int  # down, at a client's first contact in the first round
+    other_parameters: int | None  # were its factored convolutions split the other way; None: it has none
+    other_multiply_adds: int | None
+
+
+class Explanation(NamedTuple):
+    method: str
+    model: str
+    shape: tuple[int, ...]
+    classes: int
+    parts: list[dict[str, str]]  # name, about, paper
+    parameters: int
+    stages: list[str]  # of the uplink, in order
+    memory: bool
+    broadcast: list[str]  # stages of the server's update, in order
+    updates: bool  # clients are sent the updates they miss, where that is less than the model
+    weighing: str
+    steps: list[str]
+    layers: list[str]
+    private: list[str]  # layers that never leave the client
+    own: list[str]  # layers of which clients keep a copy although they travel
+    values: list[str]  # layers that go up as they are, for the server to compare
+    client_bytes: dict[str, int]  # what a client remembers between rounds
+    server_bytes: dict[str, int]
+    row_bytes: int  # what the server keeps of each client
+    probe: bool  # the server needs labelled samples of its own
+    sizes: list[SizeExplanation]
+
+
+def explain_method(
+    method: str | list[Any], model: str | dict[str, Any], shape: tuple[int, ...], classes: int
+) -> Explanation:
+    entries = method_list(method)
+    made = recipes_from_entries(entries)
+    net = remake_model(_build_made_up(model, shape, classes), made)
+    layout = layout_of(net)
+    whole = compose(layout, *made, arrives=True)
+    initial = tree_of(net, layout)
+    row = first_row(whole, initial)
+    rows = open_bank(row, _MADE_UP_CLIENTS) if row else None
+    server = first_server(
+        whole, initial, _MADE_UP_CLIENTS, rows, gradient=lambda model: model
+    )  # made up, like all values here
+    return Explanation(
+        method="+".join(name_and_options("method", entry)[0] for entry in entries),
+        model=model if isinstance(model, str) else next(iter(model)),
+        shape=shape,
+        classes=classes,
+        parts=[_recipe_part(name_and_options("method", entry)[0]) for entry in entries],
+        parameters=layout.size,
+        stages=[codec.name for codec in whole.up],
+        memory=whole.memory,
+        broadcast=[codec.name for codec in whole.broadcast.stages] if whole.broadcast else [],
+        updates=_sends_updates(whole, server),
+        weighing=whole.blend.weigh.name,
+        steps=[step.name for step in whole.blend.steps],
+        layers=_module_names(frozenset(layout.shapes), layout),
+        private=_module_names(whole.share.private, layout),
+        own=_module_names(whole.share.own - whole.share.private, layout),
+        values=_module_names(whole.share.values, layout),
+        client_bytes=_bytes_by_kind(first_client(whole, initial)) | _last_download_bytes(whole, server),
+        server_bytes=_server_bytes(whole, server),
+        row_bytes=tree_bytes(row),
+        probe=whole.probe,
+        sizes=[_explain_size(whole, server, initial, net, shape, one) for one in _client_of_each_size(whole)],
+    )
+
+
+def _build_made_up(model: str | dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build_network(model, shape, classes)
+
+
+def _recipe_part(name: str) -> dict[str, str]:
+    entry = find_recipe(name)
+    return {"name": entry.name, "about": entry.about, "paper": entry.paper}
+
+
+def _example_context(client: int, t: int, first: bool) -> Ctx:
+    met = torch.tensor([first])
+    return context(
+        0,
+        t,
+        _MADE_UP_ROUNDS,
+        [client],
+        [_MADE_UP_SAMPLES],
+        _MADE_UP_CLIENTS,
+        _MADE_UP_CLIENTS * _MADE_UP_SAMPLES,
+        cohort=_MADE_UP_CLIENTS // 10,
+        first=met,
+    )
+
+
+def _client_of_each_size(method: Method) -> list[int]:
+    """A client of every size."""
+    if method.fit is None:
+        return [0]
+    found: dict[int, int] = {}
+    for i in range(_MADE_UP_CLIENTS):
+        found.setdefault(int(method.fit.sizes(_example_context(i, _MADE_UP_ROUNDS, first=False))[0]), i)
+    return [found[size] for size in sorted(found)]
+
+
+def _explain_size(
+    method: Method, server: Server, initial: Tree, net: nn.Module, shape: tuple[int, ...], who: int
+) -> SizeExplanation:
+    ctx, theirs, name = _example_context(who, _MADE_UP_ROUNDS, first=False), net, "all"
+    if method.fit is not None:
+        number = int(method.fit.sizes(ctx)[0])
+        theirs, name = (
+            method.fit.module(net, number),
+            (method.fit.names or [f"size {i}" for i in range(len(method.fit.layouts))])[number],
+        )
+    seen, downs, ups = method_for_size(method, ctx), [], []
+    for t in _LATE_ROUNDS:
+        ctx = _example_context(who, t, first=False)
+        down = outgoing(method, server, ctx)
+        downs.append(_direction_cost(down, seen))
+        for train in (_loud_training, _spiky_training):
+            up, _ = client(method, first_client(method, initial), down, train, ctx)
+            ups.append(_direction_cost(up, seen))
+    other = _split_the_other_way(theirs)
+    return SizeExplanation(
+        name=name,
+        parameters=seen.layout.size,
+        multiply_adds=_multiply_adds(theirs, shape),
+        down=_costliest_round(downs)._replace(
+            exact=_costliest_round(downs).exact and not _sends_updates(method, server)
+        ),
+        up=_costliest_round(ups),
+        first_bytes=int(nbytes(outgoing(method, server, _example_context(who, 1, first=True)))[0]),
+        other_parameters=layout_of(other).size if other else None,
+        other_multiply_adds=_multiply_adds(other, shape) if other else None,
+    )
+
+
+def _loud_training(lesson: Lesson, ctx: Ctx) -> Trained:
+    """Every float moves by a large random number."""
+    g, start = torch.Generator().manual_seed(ctx.round), lesson.start
+    after = {
+        n: x + _LOUD_UPDATE * torch.randn(x.shape, generator=g) if x.is_floating_point() else x
+        for n, x in start.items()
+    }
+    return Trained(after, lesson.memory, {"loss": torch.ones(1)})
+
+
+def _spiky_training(lesson: Lesson, ctx: Ctx) -> Trained:
+    """As above, with a few entries far larger than all others."""
+    done, start = _loud_training(lesson, ctx), lesson.start
+    after = {
+        n: x + (x - start[n]) ** 5 / _LOUD_UPDATE**4 if x.is_floating_point() else x for n, x in done.after.items()
+    }
+    return done._replace(after=after)
+
+
+def _direction_cost(parcel: Parcel, method: Method) -> DirectionCost:
+    params, buffers, values, exact, index = 0, 0, 0, True, "none"
+    for name, leaf in parcel.leaves.items():
+        inside = _count_in_mask(leaf.scope, leaf)
+        if name in method.layout.buffers:
+            buffers += inside
+        else:
+            params, values = params + inside, values + _count_in_mask(sent_mask(leaf), leaf)
+        if leaf.told or leaf.keep:
+            exact, index = False, "paid"
+        elif leaf.scope is not None and index == "none" and not bool(leaf.scope.all()):
+            index = "free"
+        exact &= not leaf.tight
+    loose = Parcel({name: leaf._replace(tight=False) for name, leaf in parcel.leaves.items()}, parcel.notes)
+    extra = sum(_bitmap_bytes(leaf) for leaf in loose.leaves.values()) - int(parcel_sizes(loose)["index"][0])
+    longest = int(nbytes(loose)[0]) + sum(leaf.tight for leaf in parcel.leaves.values())  # a byte more says how packed
+    total = longest + (0 if exact else max(extra, 0))
+    return DirectionCost(params, buffers, values, total, exact, index, list(parcel.notes))
+
+
+def _costliest_round(ways: list[DirectionCost]) -> DirectionCost:
+    """The round that sends most; a bound, if rounds differ by more than the lengths of lengths."""
+    count = len(ways) * (len(_LATE_ROUNDS) - 1) // len(_LATE_ROUNDS)
+    largest = max(ways[:count], key=lambda one: one.bytes)
+    alike = max(abs(one.bytes - largest.bytes) for one in ways) <= largest.bytes / 1000 + 8
+    return largest._replace(exact=largest.exact and alike)
+
+
+def _count_in_mask(mask: Tensor | None, leaf: Leaf) -> int:
+    return leaf.value[0].numel() if mask is None else int(mask.expand_as(leaf.value).sum())
+
+
+def _bitmap_bytes(leaf: Leaf) -> int:
+    """Bytes of this leaf's indices if each were a bitmap of what is in scope."""
+    full = leaf.value[0].numel() if leaf.told else _count_in_mask(leaf.scope, leaf)
+    grains = [min(math.prod(mask.shape[1:]), full) for mask in leaf.keep] + ([full] if leaf.told else [])
+    return sum(-(-grain // 8) for grain in grains)
+
+
+def _multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:
+    """Of one sample through the network, as torch counts them."""
+    net = copy.deepcopy(net).train()  # in evaluation torch takes shortcuts that it does not count
+    tokens = any(isinstance(layer, nn.Embedding) for layer in net.modules())
+    samples = torch.zeros(2, *shape, dtype=torch.int64 if tokens else torch.float32)
+    counter, steps = FlopCounterMode(display=False), []
+
+    def recurrent(layer: nn.RNNBase, given: tuple[Tensor, ...], out: Any) -> None:
+        places = given[0].shape[1] if layer.batch_first else given[0].shape[0]
+        steps.append(places * sum(p.numel() for name, p in layer.named_parameters() if name.startswith("weight")))
+
+    for layer in net.modules():
+        if isinstance(layer, nn.RNNBase):
+            layer.register_forward_hook(recurrent)
+    try:
+        with counter:
+            net(samples)
+    except (RuntimeError, ValueError, IndexError) as error:
+        said = str(error).splitlines()[0]
+        raise ConfigError(f"the model does not take samples of shape {shape}: {said}; give another --shape") from None
+    return counter.get_total_flops() // 4 + sum(steps)
+
+
+def _split_the_other_way(net: nn.Module) -> nn.Module | None:
+    """The network with each factored convolution as a whole one to the same rank, then a 1x1 one; None without any."""
+    net = copy.deepcopy(net)
+    thin = {name: layer for name, layer in net.named_modules() if isinstance(layer, FactoredConv)}
+    for name, layer in thin.items():
+        m, rank, n = *layer.a.shape[:2], layer.b.shape[1]
+        how: dict[str, Any] = {
+            key: x if isinstance(x, str) else (*kernel_sides(x)[0], *kernel_sides(layer.across[key])[1])
+            for key, x in layer.down.items()
+        }
+        conv: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(layer.kernel) - 1]
+        owner, _, leaf = name.rpartition(".")
+        both = nn.Sequential(
+            conv(n, rank, layer.kernel, **how, bias=False), conv(rank, m, 1, bias=layer.bias is not None)
+        )
+        setattr(net.get_submodule(owner), leaf, both)
+    return net if thin else None
+
+
+def _module_names(names: frozenset[str], layout: Layout) -> list[str]:
+    """The modules these tensors belong to, in order."""
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in layout.shapes if name in names))
+
+
+def _sends_updates(method: Method, server: Server) -> bool:
+    return "held" in server.past and is_whole_model(
+        server.past, outgoing(method, server, _example_context(0, _MADE_UP_ROUNDS, first=False))
+    )
+
+
+def _last_download_bytes(method: Method, server: Server) -> dict[str, int]:
+    """Clients that are sent updates keep what these are added to; a simulation need not."""
+    kept = {name: server.model[name] for name in commonly_held(method)} if _sends_updates(method, server) else {}
+    return {"its last download": tree_bytes(kept)} if kept else {}
+
+
+def _server_bytes(method: Method, server: Server) -> dict[str, int]:
+    """What the server remembers beside the model, by the part that wants it."""
+    steps = {step.name: under(str(i), server.blend) for i, step in enumerate(method.blend.steps)}
+    parts = {"the share": server.share, "weights": under("weigh", server.blend), **steps, "factors": server.fit}
+    parts["what updates could not say"] = under("memory", server.past)
+    return {name: tree_bytes(state) for name, state in parts.items() if state}
+
+
+def _bytes_by_kind(state: Tree) -> dict[str, int]:
+    """Bytes by kind: own copies, memories, momenta."""
+    out: dict[str, int] = {}
+    for name, x in state.items():
+        kind = "/".join(part for part in name.split("/")[:-1] if not part.isdigit())
+        out[kind] = out.get(kind, 0) + tree_bytes({name: x})
+    return out

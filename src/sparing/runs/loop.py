@@ -1,0 +1,231 @@
+"""The training loop, top to bottom. Loggers are functions `(Record) -> None`."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.core import tree
+from sparing.core.context import EVERYONE
+from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.round import Server
+from sparing.engines.engine import Engine, Job, Outcome
+from sparing.engines.evaluation import Wanted
+from sparing.runs import snapshots
+from sparing.runs.files.run_folder import RunFolder
+from sparing.runs.identity import RunIdentity
+from sparing.runs.malloc import return_freed_memory
+from sparing.runs.privacy.accountant import PrivacyAccount, open_privacy_account, privacy_promise
+from sparing.runs.privacy.releases import Releases
+from sparing.runs.privacy.secret import Secret, delete_secret
+from sparing.runs.results import Record, Result, highest_accuracy, latest_value
+from sparing.runs.round_times import clock_report, is_timed
+from sparing.runs.study import EvaluateSection, Study
+from sparing.storage.bank import Bank
+
+Logger = Callable[[Record], None]
+
+
+@dataclass
+class RunState:
+    """A run between two rounds."""
+
+    study: Study
+    clients: int
+    engine: Engine
+    bank: Bank
+    server: Server
+    folder: RunFolder | None
+    job: Job
+    rows: Bank | None = None  # what the server keeps of every client
+    scratch: TemporaryDirectory | None = None  # holds the slot file of a run without a folder
+    secret: Secret | None = None  # what its noise is drawn from, if from a secret
+    releases: Releases = field(default_factory=Releases)
+    identity: RunIdentity = field(default_factory=dict)  # what must be the same on resume; empty without a folder
+    done: int = 0  # rounds
+    seconds: float = 0.0  # up to the last round that is done
+    table: list[Record] = field(default_factory=list)
+    spending: PrivacyAccount | None = None  # of privacy, as it is known so far
+
+    def __post_init__(self) -> None:
+        self.count = cohort_size(self.clients - len(self.job.task.held_out), self.study.sample)
+        self.recount()
+
+    def recount(self) -> None:
+        """What the run spends of its clients' privacy, given what it has released."""
+        self.spending = privacy_account(self.job, self.count, self.releases)
+
+    @property
+    def last(self) -> int:
+        """The last round there will be."""
+        return self.spending.last if self.spending else self.study.rounds
+
+    def release(self, t: int) -> None:
+        """Called before anything of round t is written, printed or sent: epsilon counts it from here on."""
+        found, privacy = self.secret.released(t) if self.secret else {}, self.job.method.privacy
+        if not found or not privacy:
+            return
+        mine = {who: digest for who, digest in found.items() if (who == EVERYONE) == (privacy.mode == "central")}
+        if self.releases.add(t, mine):
+            free = self.job._replace(method=self.job.method._replace(privacy=privacy._replace(epsilon=None)))
+            account = privacy_account(free, self.count, self.releases)
+            if account and privacy.epsilon is not None and account.spent(t) > privacy.epsilon:
+                raise CheckpointError(
+                    f"round {t} comes to other values than when it was released before; both together spend epsilon "
+                    f"{account.spent(t):.4g}, more than dp.epsilon {privacy.epsilon:g}: the run ends here"
+                )
+            self.recount()
+        if self.folder:
+            self.folder.lock.check()
+        self.releases.write()
+
+    def save(self) -> None:
+        """A checkpoint of the rounds that are done."""
+        assert self.folder is not None
+        meta: dict[str, Any] = {"round": self.done, "seconds": self.seconds, "identity": self.identity}
+        if self.secret and self.releases.table:
+            meta |= {"secret": self.secret.commitment, "releases": self.releases.table.mark()}
+        self.folder.save(self.server, self.bank, self.rows, meta)
+
+    def finish(self, result: Result) -> None:
+        """Write down what the run came to; its secret is deleted, unless it is to be kept."""
+        if self.folder:
+            if not self.study.keep_secret:
+                delete_secret(self.folder.path)
+            self.folder.finish(result)
+
+    def close(self) -> None:
+        self.bank.close()
+        if self.rows:
+            self.rows.close()
+        if self.scratch:
+            self.scratch.cleanup()
+        return_freed_memory()
+
+
+def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
+    """Train the rounds that are left."""
+    study, began = run.study, time.perf_counter() - run.seconds
+    wanted = wanted_evaluation(study.evaluate, run.job)
+
+    def finish(t: int, under_way: Callable[[], Outcome], views: list) -> None:
+        """Say how round t went, and keep it."""
+        outcome, evaluation = under_way(), None
+        run.release(t)
+        if is_timed(run.job.fleet):
+            so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
+            outcome = outcome._replace(report=outcome.report | clock_report(run.job, outcome, t, so_far))
+        if run.spending:
+            outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
+        if t % study.evaluate.every == 0 or t == run.last:
+            evaluation = run.engine.evaluate(run.server, t, wanted)
+        record = Record.of(t, outcome, evaluation, time.perf_counter() - began)
+        run.table.append(record)
+        run.done, run.seconds = t, record.seconds
+        if run.folder:
+            run.folder.append(t, record, outcome, evaluation, snapshots.snapshot_lines(views))
+            if t % study.checkpoint == 0 or t == run.last:
+                run.save()
+        for log in loggers:
+            log(record)
+
+    waiting: list[Callable[[], None]] = []  # a round that the GPU may not have finished when the next one starts
+    ahead = run.server.device.type == "cuda" and run.secret is None
+    t = run.done
+    try:
+        while t < run.last:
+            t += 1
+            ids = run.job.fleet.cohort(study.seed, t, run.clients, run.count)
+            shown = run.folder is not None and snapshots.is_snapshot_round(t, run.last)
+            views = (
+                snapshots.snapshots_before_round(run.job, run.bank, run.server, ids, t, study.record) if shown else []
+            )
+            try:
+                run.server, under_way = run.engine.start(run.server, ids, t)
+            except BaseException:
+                run.release(t)  # what stops the run is said, and may tell of what was noised
+                raise
+            views += snapshots.snapshots_after_round(run.job, run.server, t) if shown else []
+            while waiting:
+                waiting.pop()()
+            waiting.append(partial(finish, t, under_way, views))
+            looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
+            if looked_at or t == run.last or not ahead:
+                waiting.pop()()
+    finally:
+        while waiting:
+            waiting.pop()()
+    result = _result_of_run(run)
+    run.finish(result)
+    return result
+
+
+def cohort_size(clients: int, sample: int | float) -> int:
+    """How many clients a round asks for: a count, or a share of all, rounded."""
+    count = sample if isinstance(sample, int) else math.floor(sample * clients + 0.5)
+    if count > clients:
+        raise ConfigError(f"sample asks for {count} clients a round, but there are {clients}; lower sample")
+    if count < 1:
+        raise ConfigError(f"sample {sample} of {clients} clients is nobody; raise it to {0.5 / clients:.3g} or more")
+    return count
+
+
+def wanted_evaluation(section: EvaluateSection, job: Job) -> Wanted:
+    """Who is looked at: at most so many of the clients that train; also tuned, where the method says how; new ones."""
+    training = torch.ones(len(job.task), dtype=torch.bool)
+    training[job.task.held_out] = False
+    ids = training.nonzero()[:, 0]
+    joined = [("after", job.method.local.tune is not None), ("new", len(job.task.held_out) > 0)]
+    who = tuple(section.who) + tuple(name for name, asked in joined if asked and name not in section.who)
+    return Wanted(ids[_evenly_spread(len(ids), section.clients)], who, section.steps)
+
+
+def _evenly_spread(clients: int, most: int) -> Tensor:
+    """At most so many places, evenly spread over all: the same ones every time."""
+    if clients <= most:
+        return torch.arange(clients)
+    return torch.linspace(0, clients - 1, most, dtype=torch.float64).round().long()
+
+
+def privacy_account(job: Job, count: int, releases: Releases | None = None) -> PrivacyAccount | None:
+    """What the run spends of its clients' privacy, where the method promises any."""
+    if job.method.privacy is None:
+        return None
+    return open_privacy_account(job.method.privacy, job.fleet, len(job.task), count, job.seed, job.rounds, releases)
+
+
+def _result_of_run(run: RunState) -> Result:
+    table, spending = run.table, run.spending
+    return Result(
+        task=run.job.task.name,
+        method="+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in run.study.method),
+        rounds=run.done,
+        seed=run.study.seed,
+        accuracy=latest_value(table, "accuracy"),
+        best_accuracy=highest_accuracy(table),
+        personal_accuracy=latest_value(table, "personal_accuracy"),
+        worst_decile=latest_value(table, "worst_decile"),
+        loss=latest_value(table, "loss"),
+        up_bytes=sum(r.up_bytes for r in table),
+        down_bytes=sum(r.down_bytes for r in table),
+        seconds=table[-1].seconds if table else 0.0,
+        model_sha256=tree.tree_sha256(run.server.model),
+        table=table,
+        model={name: x[0].cpu().clone() for name, x in run.job.network(run.server.model).items()},
+        epsilon=spending.spent(run.done) if spending else math.nan,
+        stopped=spending.why if spending else "",
+        privacy=_privacy_sentence(run),
+    )
+
+
+def _privacy_sentence(run: RunState) -> str:
+    """For whom epsilon holds; and that a run whose secret is gone cannot be repeated."""
+    privacy, gone = run.job.method.privacy, run.secret is not None and not run.study.keep_secret
+    said = [privacy_promise(privacy.mode, privacy.secret)] if privacy else []
+    return "; ".join([*said, "the secret is deleted, so nobody can repeat this run"] if gone else said)

@@ -1,0 +1,205 @@
+"""What a run leaves behind: a record per round, a summary, and the same as attributes."""
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparing.engines.engine import Evaluation, Outcome
+from sparing.train.metrics import jain, weighted_mean, worst_decile
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round: a row of rounds.csv. What was not measured is NaN. Loggers are functions `(Record) -> None`.
+
+    "Personal" is the model a client would start the next round from, on its own test samples.
+    """
+
+    round: int
+    accuracy: float  # of the global model on all test samples
+    loss: float
+    auc: float
+    personal_accuracy: float  # mean over clients
+    personal_weighted: float  # mean over their test samples
+    worst_decile: float  # mean over the worst tenth of the clients
+    variance: float  # between clients
+    jain: float  # 1 where all fare alike
+    benefit: float  # personal accuracy less the global model's, on the same samples, mean over clients
+    after_accuracy: float  # after another round of local training
+    met_accuracy: float  # personal, of clients that have taken part
+    unmet_accuracy: float  # and of those that never have
+    new_accuracy: float  # of clients held out of training, after a few local steps
+    train_loss: float  # sample-weighted over the cohort
+    clients: int  # that arrived
+    up_bytes: int
+    down_bytes: int
+    coverage: float  # share of the parameters somebody voted on
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)  # what the method itself reports: rows of metrics.csv
+
+    @classmethod
+    def of(cls, t: int, outcome: Outcome, evaluation: Evaluation | None, seconds: float) -> "Record":
+        return cls(
+            round=t,
+            **(_evaluation_columns(evaluation) if evaluation else dict.fromkeys(_MEASURED_COLUMNS, math.nan)),
+            train_loss=weighted_mean(outcome.loss, outcome.n),
+            clients=int(outcome.arrived.sum()),
+            up_bytes=sum(int(x.sum()) for x in outcome.up.values()),
+            down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
+            coverage=outcome.report.get("coverage", math.nan),
+            seconds=seconds,
+            metrics={name: value for name, value in outcome.report.items() if name != "coverage"},
+        )
+
+
+def _evaluation_columns(evaluation: Evaluation) -> dict[str, float]:
+    """The columns that come from an evaluation."""
+    own, plain, nobody = evaluation.marks.get("before"), evaluation.marks.get("global"), torch.zeros(0)
+    a, met = (own.accuracy, own.met) if own else (nobody, nobody.bool())
+    after, new = evaluation.marks.get("after"), evaluation.marks.get("new")
+    return {
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "auc": evaluation.auc,
+        "personal_accuracy": weighted_mean(a),
+        "personal_weighted": weighted_mean(a, own.samples) if own else math.nan,
+        "worst_decile": worst_decile(a),
+        "variance": float(a.var(correction=0)) if len(a) else math.nan,
+        "jain": jain(a),
+        "benefit": weighted_mean(a - plain.accuracy) if own and plain else math.nan,
+        "after_accuracy": weighted_mean(after.accuracy) if after else math.nan,
+        "met_accuracy": weighted_mean(a[met]),
+        "unmet_accuracy": weighted_mean(a[~met]),
+        "new_accuracy": weighted_mean(new.accuracy) if new else math.nan,
+    }
+
+
+ROUND_COLUMNS = [field.name for field in fields(Record) if field.name != "metrics"]
+_MEASURED_COLUMNS = ROUND_COLUMNS[ROUND_COLUMNS.index("accuracy") : ROUND_COLUMNS.index("train_loss")]
+INTEGER_COLUMNS = {field.name for field in fields(Record) if field.type in (int, "int")}
+
+
+def round_row(record: Record) -> str:
+    values = [getattr(record, name) for name in ROUND_COLUMNS]
+    return ",".join("" if value != value else repr(value) for value in values) + "\n"
+
+
+def read_round_row(text: str, said: dict[int, dict[str, float]]) -> Record:
+    cells = dict(zip(ROUND_COLUMNS, text.strip().split(","), strict=True))
+    values: dict[str, Any] = {
+        k: int(v) if k in INTEGER_COLUMNS else float(v) if v else math.nan for k, v in cells.items()
+    }
+    return Record(**values, metrics=said.get(values["round"], {}))
+
+
+METRICS_HEADER = "round,metric,value\n"
+
+
+def metric_rows(record: Record) -> str:
+    """What the method itself reported, ready to append to metrics.csv."""
+    return "".join(f"{record.round},{name},{value!r}\n" for name, value in record.metrics.items())
+
+
+def read_metric_rows(text: str) -> dict[int, dict[str, float]]:
+    said: dict[int, dict[str, float]] = {}
+    for line in text.splitlines()[1:]:
+        t, name, value = line.split(",")
+        said.setdefault(int(t), {})[name] = float(value)
+    return said
+
+
+@dataclass(frozen=True)
+class Result:
+    """The fields of summary.json as attributes, and the table of rounds."""
+
+    task: str
+    method: str
+    rounds: int
+    seed: int
+    accuracy: float
+    best_accuracy: float
+    personal_accuracy: float
+    worst_decile: float
+    loss: float
+    up_bytes: int
+    down_bytes: int
+    seconds: float
+    model_sha256: str
+    table: list[Record] = field(repr=False)
+    model: dict[str, Tensor] = field(repr=False)  # the trained global model, as a state_dict
+    epsilon: float = math.nan  # what was spent of the clients' privacy, where the method counts it
+    stopped: str = ""  # why the run ended before its last round
+    privacy: str = ""  # for whom epsilon holds
+
+    def metric(self, name: str) -> list[float]:
+        """One number a round of what the method itself reports; NaN where it said nothing."""
+        return [record.metrics.get(name, math.nan) for record in self.table]
+
+    def rounds_to(self, accuracy: float) -> float:
+        """Rounds until the global model first was so accurate; NaN if it never was."""
+        return rounds_to_accuracy(self.table, accuracy)
+
+    def bytes_to(self, accuracy: float) -> float:
+        """Bytes up and down until then."""
+        return bytes_to_accuracy(self.table, accuracy)
+
+    def time_to(self, accuracy: float) -> float:
+        """Seconds of the virtual clock until then; NaN also where the fleet declares no rates."""
+        return seconds_to_accuracy(self.table, accuracy)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
+        private = ("privacy",) if self.privacy else ()
+        private = ("epsilon", "stopped", *private) if self.epsilon == self.epsilon else private
+        aside = {"table", "model", "epsilon", "stopped", "privacy"} - set(private)
+        names = [f.name for f in fields(self) if f.name not in aside]
+        values = {name: getattr(self, name) for name in names}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+
+def highest_accuracy(table: list[Record]) -> float:
+    return max((r.accuracy for r in table if r.accuracy == r.accuracy), default=float("nan"))
+
+
+def latest_value(table: list[Record], name: str) -> float:
+    """The latest measured value of a column."""
+    return next((v for r in reversed(table) if (v := getattr(r, name)) == v), float("nan"))
+
+
+def _rounds_until(table: list[Record], accuracy: float) -> list[Record]:
+    """The rounds up to the first whose global model is so accurate; none if it never is."""
+    reached = next((i for i, r in enumerate(table, 1) if r.accuracy >= accuracy), 0)
+    return table[:reached]
+
+
+def rounds_to_accuracy(table: list[Record], accuracy: float) -> float:
+    return float(rounds[-1].round) if (rounds := _rounds_until(table, accuracy)) else math.nan
+
+
+def bytes_to_accuracy(table: list[Record], accuracy: float) -> float:
+    """Up and down together."""
+    return (
+        float(sum(r.up_bytes + r.down_bytes for r in rounds))
+        if (rounds := _rounds_until(table, accuracy))
+        else math.nan
+    )
+
+
+def seconds_to_accuracy(table: list[Record], accuracy: float) -> float:
+    return rounds[-1].metrics.get("clock", math.nan) if (rounds := _rounds_until(table, accuracy)) else math.nan
+
+
+CLIENTS_HEADER = "round,client,who,samples,accuracy,loss,auc\n"
+
+
+def client_rows(t: int, evaluation: Evaluation) -> str:
+    """The rows of one evaluation, ready to append to clients.csv."""
+    lines = []
+    for who, marks in evaluation.marks.items():
+        for i, n, *values in zip(*(x.tolist() for x in marks[:5]), strict=True):
+            lines.append(f"{t},{i},{who},{n}," + ",".join("" if v != v else repr(v) for v in values) + "\n")
+    return "".join(lines)

@@ -1,0 +1,284 @@
+"""Starting, resuming: from a study and a task to a run that can loop."""
+
+import random
+import warnings
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparing.accel.install import SWITCH
+from sparing.core import tree
+from sparing.core.compose import compose, remake_model
+from sparing.core.errors import ConfigError
+from sparing.core.method import Method, Trait
+from sparing.core.round import first_client, first_row, first_server
+from sparing.core.tree import under
+from sparing.engines.engine import Job
+from sparing.engines.reference import Reference
+from sparing.engines.vector import Vector
+from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
+from sparing.fleet.fleet import Fleet, read_capacity, read_trace
+from sparing.fleet.links import link_rates
+from sparing.runs.environment import describe_environment
+from sparing.runs.files.kept_parcels import keep_parcels
+from sparing.runs.files.log import log_to_file
+from sparing.runs.files.run_folder import (
+    CHECKPOINT_FILE,
+    CONFIG_FILE,
+    LOG_FILE,
+    SERVER_SLOTS_FILE,
+    SLOTS_FILE,
+    RunFolder,
+    read_config,
+    server_from_tensors,
+)
+from sparing.runs.identity import refuse_other_identity, run_identity
+from sparing.runs.loop import Logger, RunState, cohort_size, privacy_account, train_rounds
+from sparing.runs.malloc import keep_freed_memory
+from sparing.runs.plan.settle import SettledPlan, settle_plan, study_device
+from sparing.runs.preflight import refuse_model_misfit
+from sparing.runs.privacy import secret as secrets
+from sparing.runs.privacy.releases import Releases
+from sparing.runs.privacy.secret import Secret
+from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.results import Result
+from sparing.runs.snapshots import refuse_similarity_of_sizes
+from sparing.runs.study import FleetSection, Study, study_from
+from sparing.storage.bank import open_bank
+from sparing.tasks.build import build_task
+from sparing.tasks.task import Task, copy_model
+
+_ENGINES = {"vector": Vector, "debug": Reference}
+OWN_TASK = "your own"
+
+
+def run(
+    task: Task | dict[str, Any] | str | None = None,
+    method: str | Sequence[Any] = "fedavg",
+    *,
+    out: str | Path | None = None,
+    loggers: Sequence[Logger] = (),
+    secret: bytes | None = None,
+    **study: Any,
+) -> Result:
+    """Train, and return the result. `study` takes every key of a study file: rounds, sample, local, seed, ...
+
+    `task` is your own `sparing.Task`, the name of a dataset, or the task section of a study file as a dict. `secret` is
+    what secret noise is drawn from, 32 bytes, to repeat a run whose secret was kept; by default it is new in every run.
+
+    >>> result = run("digits", method="psfed+int8", rounds=1, sample=4, seed=1)
+    >>> result.rounds, result.up_bytes < result.down_bytes
+    (1, True)
+    """
+    values: dict[str, Any] = {**study, "method": method}
+    if isinstance(task, Task):
+        values["task"] = {"data": OWN_TASK, "clients": len(task), "split": None, "model": None}
+        return start_run(study_from(values), task, out, loggers, secret)
+    if task is not None:
+        values["task"] = {"data": task} if isinstance(task, str) else task
+    return start_run(study_from(values), None, out, loggers, secret)
+
+
+def start_run(
+    study: Study,
+    task: Task | None = None,
+    out: str | Path | None = None,
+    loggers: Sequence[Logger] = (),
+    key: bytes | None = None,
+) -> Result:
+    """A new run. Everything that can be refused is refused before anything is written."""
+    secret = Secret(key)
+    job, study = settle_study(study, task or task_from_study(study), secret)
+    with (
+        nullcontext() if out is None else RunFolder.create(out, study.device) as folder,
+        closing(new_run(study, job, folder, secret)) as state,
+    ):
+        if folder:
+            state.releases.create()
+            if state.secret:
+                secrets.write_secret(folder.path, secret)
+            state.save()
+            folder.publish(study.model_dump())
+        return _train_logged(state, loggers)
+
+
+def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
+    """Continue the run in a folder from its last checkpoint. A run on your own Task needs that task again."""
+    with RunFolder.open(path) as folder:
+        study = study_from(read_config(path), str(folder.path / CONFIG_FILE))
+        if task is None and study.task.data == OWN_TASK:
+            raise ConfigError(
+                f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
+            )
+        key = secrets.read_secret(folder.path)
+        secret = Secret(key)
+        path = study.plan.path
+        job, study = settle_study(study, task or task_from_study(study), secret)
+        if study.plan.path != path:
+            raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
+        with closing(new_run(study, job, folder, secret)) as state:
+            _restore_run(state, key)
+            return _train_logged(state, loggers)
+
+
+def _restore_run(run: RunState, key: bytes | None) -> None:
+    """A run as its last checkpoint has it; nothing is changed in its folder before all of it is known to be sound."""
+    folder = run.folder
+    assert folder is not None
+    tensors, meta = folder.load()
+    refuse_other_identity(meta["identity"], run.identity, folder.path / CHECKPOINT_FILE)
+    run.done, run.seconds, run.table = meta["round"], meta["seconds"], folder.records(meta["round"])
+    if run.secret:
+        run.releases.restore(meta["releases"])
+        run.recount()
+        if run.done < run.last or key is not None:
+            secrets.refuse_other_secret(run.secret, key, meta["secret"], folder.path)
+    run.server = server_from_tensors(tensors)._replace(rows=run.rows).to(run.server.device)
+    run.bank.restore(under("bank", tensors))
+    if run.rows is not None:
+        run.rows.restore(under("rows", tensors))
+    folder.cut()
+    run.releases.cut()
+
+
+def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
+    """The loop, with what it says kept in the run folder."""
+    if state.folder is None:
+        return train_rounds(state, loggers)
+    about = describe_environment(state.study.device)
+    plan = ", ".join(f"{name} {getattr(state.study.plan, name)}" for name in ("path", "chunk", "threads"))
+    where = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}"
+    opening = f"{where}, {plan}: after round {state.done}"
+    with log_to_file(state.folder.path / LOG_FILE, opening) as log:
+        return train_rounds(state, (log, *loggers))
+
+
+def task_from_study(study: Study) -> Task:
+    return build_task(**study.task.model_dump(), seed=study.seed)
+
+
+def settle_study(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:
+    """The job for an engine, and the study with every "auto" replaced by what was chosen."""
+    job, study, _ = settle_study_and_plan(study, task, secret)
+    return job, study
+
+
+def settle_study_and_plan(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study, SettledPlan]:
+    """The same, and how the plan came about. `secret`: what the method's secret noise will be drawn from."""
+    device = study_device(study.device)
+    task = task.on_validation() if study.evaluate.set == "validation" else task
+    fleet = _fleet_from_section(study.fleet, task, study.seed)
+    if fleet.attack is not None and fleet.attack.kind == "label-flip":
+        task = with_flipped_labels(task, fleet.attack.who)
+    made, static = recipes_from_entries(study.method, study.personalization.options()), study.local.buffers == "static"
+    model = remake_model(_check_model(task.build(study.seed)), made, static, study.seed).to(device)
+    layout = tree.layout_of(model, static)
+    count = cohort_size(len(task) - len(task.held_out), study.sample)
+    secret = secret or Secret()
+    method = compose(layout, *made, local=study.local.local(), arrives=fleet.sure, words=secret.words)
+    if _counts_sampling(method):
+        fleet = fleet._replace(draw=secret.cohort)
+    job = Job(
+        method=method,
+        task=task.to(device),
+        model=model,
+        initial=tree.tree_of(model, layout),
+        seed=study.seed,
+        rounds=study.rounds,
+        fleet=fleet,
+        rest=tree.rest_of(model, layout),
+    )
+    if device.type == "cpu":
+        keep_freed_memory()
+    if job.method.fit is not None:
+        fit = job.method.fit
+        job = job._replace(sizes=tuple(fit.module(model, size) for size in range(len(fit.layouts))))
+    refuse_model_misfit(job)
+    if fleet.deadline is None and any(Trait.DEADLINE in codec.effect.traits for codec in job.method.up):
+        raise ConfigError("budget names no bytes and rounds have no deadline; write budget: 20kB, or fleet.deadline")
+    if study.task.probe and not job.method.probe:
+        kept = f"task.probe is {study.task.probe:g}: the server holds these samples back from the clients"
+        warnings.warn(f"{kept}, but no part of the method looks at them; drop it", stacklevel=2)
+    if "similarity" in study.record:
+        refuse_similarity_of_sizes(job)
+    privacy_account(job, count)  # refuses a budget that does not pay for one round
+    found = settle_plan(study.plan, study.engine, job, count, study.method)
+    study = study.model_copy(update={"plan": found.plan, "device": str(device)})
+    names = ("path", "chunk", "threads", "precision", "graph")
+    return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
+
+
+def _counts_sampling(method: Method) -> bool:
+    """Whether a promise of privacy rests on nobody knowing who takes part."""
+    return method.privacy is not None and method.privacy.secret and method.privacy.mode == "central"
+
+
+def _check_model(model: nn.Module) -> nn.Module:
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ConfigError(f"the model ({type(model).__name__}) has no parameters to train; give it some")
+    for name, x in (*model.named_parameters(), *model.named_buffers()):
+        if x.is_meta:
+            raise ConfigError(f"{name!r} is on the meta device, where there are no values; build the model on the CPU")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ConfigError(f"parameter {name!r} has no shape yet; run the model once on a sample before using it")
+        if not p.is_floating_point():
+            raise ConfigError(f"parameter {name!r} is of type {p.dtype}; only real floats can be trained")
+    copy_model(model)  # as every engine does, in rounds where a refusal would come late
+    return model
+
+
+def _fleet_from_section(section: FleetSection, task: Task, seed: int) -> Fleet:
+    trace = read_trace(section.trace, len(task)) if section.trace else None
+    capacity = link_rates(seed, len(task), **section.links.model_dump())
+    if section.capacity:
+        capacity |= read_capacity(section.capacity, len(task))
+    if section.deadline is not None and "up" not in capacity:
+        raise ConfigError(
+            f"fleet.deadline is {section.deadline:g} seconds, but no client declares how fast it uploads; "
+            "set fleet.links.up, or add a column up to the file fleet.capacity"
+        )
+    attack, said = None, section.attack
+    if said.kind != "none":
+        attack = Attack(said.kind, choose_attackers(seed, len(task), said.share, task.held_out), said.scale)
+    when = (section.latency, section.deadline)
+    return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack, *when)
+
+
+def new_run(study: Study, job: Job, folder: RunFolder | None, secret: Secret | None = None) -> RunState:
+    """The run before its first round."""
+    clients, device = len(job.task), next(iter(job.initial.values())).device
+    on_disk = study.plan.bank == "file"
+    scratch = TemporaryDirectory(prefix="sparing-") if on_disk and folder is None else None
+    where = Path(scratch.name) if scratch else folder.path if folder else None
+    path = where / SLOTS_FILE if on_disk and where else None
+    home = "cpu" if study.plan.bank == "host" else None
+    bank = open_bank(first_client(job.method, job.initial), clients, device, path, home)
+    template, beside = first_row(job.method, job.initial), path.with_name(SERVER_SLOTS_FILE) if path else None
+    rows = open_bank(template, clients, device, beside, home) if template else None
+    server = first_server(job.method, job.initial, clients, rows, job.gradient)
+    engine = _ENGINES[study.engine](job, bank)
+    used = secret if job.method.secret else None
+    run = RunState(study, clients, engine, bank, server, folder, job, rows, scratch, secret=used)
+    if folder:
+        run.identity, run.releases = run_identity(study, job), Releases(folder.path if used else None)
+    if secret:
+        secret.drawn.clear()  # by trials of the plan, which release nothing
+    if study.plan.parcels == "kept":
+        if folder is None:
+            raise ConfigError("plan.parcels is kept, but this run has no folder to keep them in; name one (out=...)")
+        run.engine = Reference(job, bank, keep_parcels(folder.path / "parcels", run.release))
+    return run
+
+
+def set_seed(seed: int) -> None:
+    """Seed Python, NumPy and torch. sparing's own draws are keyed by `seed=` and do not need it; your model may."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.manual_seed(seed)

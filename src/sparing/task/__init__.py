@@ -1,1 +1,0 @@
-"""Datasets, partitions, networks, local training and evaluation."""

@@ -1,1 +1,0 @@
-"""The commands of `sparing`, a function each; `sparing.ui.cli` puts them together."""

@@ -1,0 +1,331 @@
+"""Comparing runs: every number against one worked out by hand or by SciPy, and everything that must be said."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import sparing
+from made import made_run
+from sparing.core.errors import ConfigError
+from sparing.reports.comparison import compare_groups
+from sparing.reports.run_folders import find_run_folders, group_runs, holds_study, read_run_folder
+from sparing.runs.study import study_from
+
+CURVES = {
+    ("fedavg", 0): [0.10, 0.50, 0.70, 0.80, 0.79],
+    ("fedavg", 1): [0.20, 0.40, 0.60, 0.90, 0.85],
+    ("fedavg", 2): [0.15, 0.45, 0.66, 0.70, 0.75],
+    ("topk", 0): [0.10, 0.40, 0.70, 0.81, 0.82],
+    ("topk", 1): [0.10, 0.30, 0.75, 0.80, 0.86],
+    ("topk", 2): [0.10, 0.35, 0.60, 0.71, 0.80],
+}
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for (method, seed), curve in CURVES.items():
+        more = {"loss": [1 - a for a in curve], "up_bytes": [1000 if method == "fedavg" else 150] * 5}
+        more |= {"personal_accuracy": [a / 2 for a in curve], "worst_decile": [a / 4 for a in curve]}
+        values = 900 if method == "fedavg" else 90
+        made_run(tmp_path / f"{method}-{seed}", curve, method, seed, columns=more, values=values)
+    return tmp_path
+
+
+def compared(*places, **options):
+    groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(places)])
+    found = compare_groups(groups, **options)
+    return {row.label: row for row in found.rows}, notes + found.notes
+
+
+def curves(method):
+    return np.array([CURVES[method, seed] for seed in range(3)])
+
+
+def test_means_and_deviations_over_seeds(runs):
+    rows, notes = compared(runs)
+    assert notes == []
+    for method, row in rows.items():
+        a = curves(method)
+        expected = {
+            "final_accuracy": a[:, -1],
+            "best_accuracy": a.max(axis=1),
+            "final_loss": 1 - a[:, -1],
+            "best_loss": (1 - a).min(axis=1),
+            "personal_accuracy": a[:, -1] / 2,
+            "worst_decile": a[:, -1] / 4,
+            "up_mb": np.full(3, 5e-3 if method == "fedavg" else 0.75e-3),
+            "down_mb": np.full(3, 0.5e-3),
+        }
+        assert (row.seeds, row.rounds) == ([0, 1, 2], 5)
+        for name, values in expected.items():
+            assert row.stats[name].mean == pytest.approx(values.mean())
+            assert row.stats[name].std == pytest.approx(values.std(ddof=1), abs=1e-15)
+
+
+def test_convergence_is_the_first_round_within_the_tolerance_of_the_best(runs):
+    assert compared(runs)[0]["fedavg"].stats["convergence_round"].mean == np.mean([4, 4, 5])
+    assert compared(runs)[0]["topk"].stats["convergence_round"].mean == np.mean(
+        [4, 5, 5]
+    )  # 0.81 is within 0.01 of 0.82
+    assert compared(runs, tolerance=0.0)[0]["topk"].stats["convergence_round"].mean == 5
+    assert compared(runs, tolerance=0.2)[0]["fedavg"].stats["convergence_round"].mean == np.mean([3, 4, 3])
+
+
+def test_compression_by_wire_and_by_values(runs):
+    rows, _ = compared(runs)
+    assert rows["fedavg"].ratios["compression"] == rows["fedavg"].ratios["compression_values"] == 1
+    assert rows["topk"].ratios["compression"] == pytest.approx(1000 / 150)
+    assert rows["topk"].ratios["compression_values"] == pytest.approx(900 / 90)
+
+
+def test_stability(runs):
+    rows, _ = compared(runs, warmup=1)
+    for method, row in rows.items():
+        a = curves(method)
+        jitter = np.diff(a[:, 1:], axis=1).std(axis=1, ddof=1)
+        assert row.stats["jitter"].mean == pytest.approx(jitter.mean())
+        assert row.stats["seed_std"].mean == pytest.approx(a.std(axis=0, ddof=1).mean())
+    ratio = rows["topk"].stats["jitter"].mean / rows["fedavg"].stats["jitter"].mean
+    assert rows["topk"].ratios["jitter_change"] == pytest.approx(ratio - 1)
+    assert math.isnan(compared(runs, warmup=3)[0]["topk"].stats["jitter"].mean)  # one change is no spread
+
+
+def test_the_difference_is_paired_and_its_interval_is_students(runs):
+    gap = compared(runs)[0]["topk"].gaps["final_accuracy"]
+    more = (curves("topk") - curves("fedavg"))[:, -1]
+    low, high = stats.ttest_1samp(more, 0).confidence_interval(0.95)
+    assert (gap.mean, gap.low, gap.high) == pytest.approx((more.mean(), low, high))
+    assert gap.seeds == 3
+    unpaired = stats.ttest_ind(curves("topk")[:, -1], curves("fedavg")[:, -1]).confidence_interval(0.95)
+    assert gap.high - gap.low < unpaired.high - unpaired.low
+    assert compared(runs)[0]["fedavg"].gaps == {}
+
+
+def test_a_target(runs):
+    rows, _ = compared(runs, target=0.8)
+    assert rows["topk"].stats["rounds_to_target"].mean == np.mean([4, 4, 5])
+    assert rows["topk"].stats["mb_to_target"].mean == pytest.approx(np.mean([4, 4, 5]) * 250 / 1e6)
+    fedavg = rows["fedavg"].stats["rounds_to_target"]
+    assert math.isnan(fedavg.mean), "one seed never gets there, so there is no mean"
+    assert fedavg.seeds == 2
+    assert math.isnan(rows["topk"].stats["seconds_to_target"].mean)
+
+
+def test_seconds_to_a_target_where_there_is_a_clock(tmp_path):
+    clock = {"metrics": [{"clock": 10.0}, {"clock": 25.0}]}
+    made_run(tmp_path / "a", [0.2, 0.6], columns=clock)
+    rows, _ = compared(tmp_path, target=0.5)
+    assert rows["fedavg"].stats["seconds_to_target"].mean == 25
+
+
+def test_one_seed_has_no_spread_and_no_interval(runs):
+    rows, notes = compared(runs / "fedavg-1", runs / "topk-1")
+    assert [note.split(";")[0] for note in notes] == ["one seed is one draw: no deviation and no interval"]
+    assert math.isnan(rows["topk"].stats["final_accuracy"].std)
+    assert math.isnan(rows["topk"].stats["seed_std"].mean)
+    gap = rows["topk"].gaps["final_accuracy"]
+    assert gap.mean == pytest.approx(0.01)
+    assert math.isnan(gap.low)
+
+
+def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
+    made_run(tmp_path / "a", [0.1], "topk", 0, study={"device": "cpu"})
+    made_run(tmp_path / "b", [0.1], [{"topk": {"ratio": 0.1}}], 1, study={"plan": {"chunk": 3}})  # 0.1 is the default
+    made_run(tmp_path / "c", [0.1], [{"topk": {"ratio": 0.2}}], 0)
+    made_run(tmp_path / "d", [0.1], "topk", 0, study={"local": {"lr": 0.5}})
+    rows, notes = compared(tmp_path)
+    labels = {label: row.seeds for label, row in rows.items()}
+    assert labels == {"topk (local.lr=0.1)": [0, 1], "topk (local.lr=0.1, ratio=0.2)": [0], "topk (local.lr=0.5)": [0]}
+    assert "beside the method, these settings differ: local.lr" in notes
+    assert any("no run of fedavg alone is here" in note for note in notes)
+
+
+def test_unfinished_runs_are_refused_or_cut_and_said(runs):
+    made_run(runs / "psfed-0", [0.1, 0.2, 0.3], "psfed", 0, study={"rounds": 5}, finished=False)
+    made_run(runs / "psfed-1", [0.1, 0.2, 0.3, 0.4, 0.5], "psfed", 1)
+    with pytest.raises(ConfigError, match=r"psfed is not finished: .*psfed-0 \(3 rounds\).*--allow-incomplete"):
+        compared(runs)
+    rows, notes = compared(runs, incomplete=True)
+    assert rows["psfed"].rounds == 3
+    assert rows["psfed"].stats["final_accuracy"].mean == pytest.approx(0.3)
+    assert rows["psfed"].stats["up_mb"].mean == pytest.approx(300 / 1e6)
+    assert any("figures are after round 3, over 2 seeds" in note for note in notes)
+    assert any("rounds differ (fedavg: 5; psfed: 3; topk: 5)" in note for note in notes)
+    assert any("seeds differ" in note for note in notes)
+
+
+def test_runs_that_ended_early_are_not_averaged_silently(tmp_path):
+    made_run(tmp_path / "a", [0.1, 0.2], seed=0, study={"rounds": 9})
+    made_run(tmp_path / "b", [0.1, 0.2, 0.3], seed=1, study={"rounds": 9})
+    with pytest.raises(ConfigError, match="different length"):
+        compared(tmp_path)
+
+
+def test_a_run_without_a_round_is_left_out_and_said(tmp_path):
+    made_run(tmp_path / "a", [0.1, 0.2])
+    made_run(tmp_path / "b", [], "psfed", finished=False, study={"rounds": 2})
+    rows, notes = compared(tmp_path, incomplete=True)
+    assert list(rows) == ["fedavg"]
+    assert any("it is left out" in note for note in notes)
+
+
+def test_different_seeds_and_rounds_are_said(runs, tmp_path):
+    made_run(runs / "psfed-7", [0.1, 0.2], "psfed", 7)
+    rows, notes = compared(runs)
+    assert any("seeds differ (fedavg: 0, 1, 2; psfed: 7; topk: 0, 1, 2)" in note for note in notes)
+    assert any("rounds differ" in note for note in notes)
+    assert rows["psfed"].gaps == {}, "no seed in common"
+    assert rows["psfed"].ratios["compression"] == pytest.approx(10), "bytes a round, not in all"
+
+
+def test_the_same_seed_twice_counts_once(runs):
+    made_run(runs / "topk-0-again", [0.9] * 5, "topk", 0)
+    rows, notes = compared(runs / "fedavg-0", runs / "topk-0", runs / "topk-0-again")
+    assert rows["topk"].seeds == [0]
+    assert rows["topk"].stats["final_accuracy"].mean == 0.82
+    assert [("the same study and seed" in note, "one seed is one draw" in note) for note in notes] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_nothing_is_paired_across_tasks(runs):
+    made_run(runs / "other", [0.5] * 5, "topk", 0, study={"task": {"data": "mnist"}})
+    rows, notes = compared(runs / "fedavg-0", runs / "other")
+    assert rows["topk"].gaps == {}
+    assert any("these settings differ: task.data" in note for note in notes)
+
+
+def test_validation_samples_are_said_and_not_paired_with_test_samples(runs):
+    for seed in (0, 1):
+        for method in ("psfed", "int8"):
+            made_run(runs / f"{method}-{seed}", [0.5] * 5, method, seed, study={"evaluate": {"set": "validation"}})
+    _, notes = compared(runs / "psfed-*", runs / "int8-*")
+    assert any(note.startswith("accuracy and loss are on validation samples") for note in notes)
+    rows, notes = compared(runs)
+    assert any(note.startswith("accuracy and loss of int8 and psfed are on validation samples") for note in notes)
+    assert rows["psfed"].gaps == {}
+    assert not any("validation" in note for note in compared(runs / "fedavg-*", runs / "topk-*")[1])
+
+
+def test_a_target_that_nobody_reaches_is_said(runs):
+    assert "no run reaches 95 % accuracy; the highest is 90.00 %" in compared(runs, target=0.95)[1]
+    assert compared(runs, target=0.9)[1] == []
+
+
+def test_failed_runs_are_left_out_with_the_reason(runs):
+    path = made_run(runs / "psfed-0", [0.1, 0.2], "psfed", 0, study={"rounds": 5}, finished=False)
+    (path / "failed.txt").write_text("the loss became nan in round 3\n")
+    rows, notes = compared(runs)
+    assert list(rows) == ["fedavg", "topk"]
+    assert notes == [f"{path} failed and is left out: the loss became nan in round 3"]
+    with pytest.raises(ConfigError, match=r"every run here failed.*the loss became nan in round 3"):
+        compared(path)
+    made_run(runs / "int8-0", [0.1], "int8", 0)
+    (runs / "int8-0" / "failed.txt").write_text("an earlier attempt\n")
+    assert "int8" in compared(runs)[0], "it is finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("summary.json", "{", "is not as it was written"),
+        ("summary.json", "[3]", "is not as it was written"),
+        ("ledger.csv", None, "is missing"),
+        ("ledger.csv", "", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up,many\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n0,0,up,5\n", "is not as it was written"),
+        ("ledger.csv", "round,client,direction,value\n1,0,up,5,7\n", "is not as it was written"),
+        ("metrics.csv", None, "is missing"),
+        ("metrics.csv", "round,metric,value\n1,x\n", "is not as it was written"),
+        ("rounds.csv", None, "is missing"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, text, said):
+    path = made_run(tmp_path / "a", [0.1, 0.2])
+    if text is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"{name} {said}; restore it"):
+        read_run_folder(path)
+
+
+def test_a_run_among_runs_hides_none(runs):
+    with pytest.raises(ConfigError, match="holds run folders such as fedavg-0"):
+        made_run(runs, [0.1] * 5, "psfed")
+    assert not (runs / "config.yaml").exists()
+    made_run(runs.parent / "inner" / "deep", [0.1] * 5, "int8").parent.rename(runs / "inner")
+    made_run(runs / "own", [0.1] * 5, "psfed")
+    for path in (runs / "own").iterdir():
+        path.rename(runs / "inner" / path.name)
+    assert [path.name for path in find_run_folders([runs / "inner"])] == ["inner", "deep"]
+
+
+def test_a_study_is_known_again_and_another_refused(tmp_path):
+    path = made_run(tmp_path / "a", [0.1], "topk", 3, study={"plan": {"chunk": 2}})
+    study = study_from({"method": "topk", "seed": 3, "rounds": 1})
+    assert holds_study(study, path)
+    assert not holds_study(study, tmp_path / "b")
+    for other in ({"seed": 4}, {"rounds": 2}, {"method": ["int8"]}):
+        with pytest.raises(ConfigError, match="holds a run of another study; look elsewhere"):
+            holds_study(study.model_copy(update=other), path, "look elsewhere")
+
+
+def test_another_baseline(runs):
+    rows, _ = compared(runs, baseline="topk")
+    assert rows["fedavg"].ratios["compression"] == pytest.approx(0.15)
+    assert "final_accuracy" in rows["fedavg"].gaps
+    with pytest.raises(ConfigError, match="'topkk' is none of these; did you mean 'topk'"):
+        compared(runs, baseline="topkk")
+
+
+def test_sparse_evaluation_uses_what_was_measured(tmp_path):
+    nan = math.nan
+    made_run(tmp_path / "a", [nan, 0.3, nan, 0.5, nan, 0.6])
+    row = compared(tmp_path, warmup=0)[0]["fedavg"]
+    assert row.stats["final_accuracy"].mean == 0.6
+    assert row.stats["jitter"].mean == pytest.approx(np.std([0.2, 0.1], ddof=1))
+    assert row.stats["convergence_round"].mean == 6
+
+
+def test_folders_patterns_and_folders_of_folders(runs, monkeypatch):
+    assert len(find_run_folders([runs])) == 6
+    assert [path.name for path in find_run_folders([f"{runs}/topk-*", runs / "topk-1"])] == [
+        "topk-0",
+        "topk-1",
+        "topk-2",
+    ]
+    with pytest.raises(ConfigError, match="nowhere holds no run"):
+        find_run_folders(["nowhere"])
+
+
+def test_a_half_written_line_of_a_killed_run_is_not_read(tmp_path):
+    path = made_run(tmp_path / "a", [0.1, 0.2], finished=False)
+    for name in ("rounds.csv", "ledger.csv", "metrics.csv"):
+        with open(path / name, "a") as file:
+            file.write("3,0.")
+    assert len(read_run_folder(path).table) == 2
+    (path / "rounds.csv").write_text("round\n1\n")
+    with pytest.raises(ConfigError, match=r"rounds.csv is not as it was written"):
+        read_run_folder(path)
+
+
+def test_real_folders_agree_with_their_summaries(tmp_path):
+    task = {"data": "digits", "clients": 4, "model": "mlp"}
+    for method in ("fedavg", "topk", "local"):
+        sparing.run(task, method, rounds=2, out=tmp_path / method, plan={"threads": 1})
+    rows, notes = compared(tmp_path, target=0.01)
+    assert [note.split(":")[0] for note in notes] == ["one seed is one draw"]
+    for method, row in rows.items():
+        summary = json.loads((tmp_path / method / "summary.json").read_text())
+        assert row.stats["final_accuracy"].mean == summary["accuracy"]
+        assert row.stats["personal_accuracy"].mean == summary["personal_accuracy"]
+        assert row.stats["up_mb"].mean == summary["up_bytes"] / 1e6
+        assert row.stats["rounds_to_target"].mean == 1
+    assert rows["topk"].ratios["compression_values"] > rows["topk"].ratios["compression"] > 5
+    assert rows["local"].ratios["compression_values"] == math.inf
