@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparing.core.protocols import Recipe
 from torch import nn
 
 from sparing.core.compose import compose, remade
 from sparing.core.errors import SparingError
+from sparing.core.method import Recipe
 from sparing.core.tree import layout_of
 from sparing.run.config import method_list
 from sparing.run.methods import recipes
