@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sparing.core.protocols import Recipe
 from torch import nn
 
 from sparing.core.compose import compose, remake_model
 from sparing.core.errors import SparingError
+from sparing.core.method import Recipe
 from sparing.core.tree import layout_of
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import method_list
