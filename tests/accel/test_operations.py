@@ -61,8 +61,8 @@ class Draw:
         drawn: dict[str, Tensor | None] = {name: self.coin(k, *shape) for name, shape in self.shapes.items()}
         return drawn | {"bias": None}
 
-    def placed(self, x: Tensor) -> Tensor:
-        return x.to(self.device)
+    def placed(self, numbers: list) -> Tensor:
+        return torch.tensor(numbers, device=self.device)
 
     @property
     def ctx(self):
