@@ -6,15 +6,15 @@ Each is a few lines; the decorator gives it a name, and from then on it combines
 """
 
 import torch
-from sparing.core.protocols import Arrival, Codec, Method, Recipe, Share, View, Weigh
 
 import sparing
 from sparing.core.compose import narrow_share, weighed_by
-from sparing.core.keys import Ctx
-from sparing.core.parcel import Cut, Cuts, Parcel, Schema, cleared
+from sparing.core.context import Ctx
+from sparing.core.method import SPARSIFIES, Arrival, Codec, Method, Recipe, Share, View, Weigh
+from sparing.core.parcel import Cut, Cuts, Parcel, Schema
 from sparing.core.reduce import total
 from sparing.core.registry import recipe
-from sparing.core.tree import Tree
+from sparing.core.tree import Tree, cleared
 
 
 @recipe("alternate", paper="this file")
@@ -58,7 +58,7 @@ def above(share: float = 0.3) -> Recipe:
                 leaves[name] = leaves[name]._replace(grains=(*leaves[name].grains, leaves[name].shape))
             return expected._replace(leaves=leaves)
 
-        codec = Codec(encode, schema=schema, name="above", lossy=True, traits=frozenset({"sparse"}))
+        codec = Codec(encode, schema=schema, name="above", effect=SPARSIFIES)
         return method._replace(up=(*method.up, codec))
 
     return apply

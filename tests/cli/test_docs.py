@@ -193,6 +193,11 @@ def test_a_loss_that_is_nan_is_told_as_troubleshooting_says(home):
     assert sentence[1] in result.output
 
 
+def test_the_tables_of_the_design_are_up_to_date():
+    made = runpy.run_path(str(ROOT / "docs" / "design_tables.py"))
+    assert made["PAGE"].read_text() == made["page"](made["PAGE"].read_text()), "run: python docs/design_tables.py"
+
+
 def test_the_reference_is_up_to_date():
     for name, made in runpy.run_path(str(REFERENCE / "write.py"))["PAGES"].items():
         assert (REFERENCE / name).read_text() == made(), f"{name} is old; run: python docs/reference/write.py"

@@ -1,0 +1,1 @@
+"""The algebra: trees, keyed draws, parcels, what a method is, the round and the exact fold."""

@@ -1,0 +1,1 @@
+"""Who is there when, on what link, and who lies."""

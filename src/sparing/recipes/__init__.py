@@ -1,0 +1,1 @@
+"""The named methods, a few lines and one file each."""

@@ -1,0 +1,1 @@
+"""One run, from a study to its folder."""

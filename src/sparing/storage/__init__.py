@@ -1,0 +1,1 @@
+"""Where rows of clients live, and files that are whole or not there."""

@@ -1,0 +1,1 @@
+"""Many runs: grids, searches, worker processes."""

@@ -1,0 +1,1 @@
+"""A model, its data and a loss together."""

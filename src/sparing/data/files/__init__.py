@@ -1,0 +1,1 @@
+"""Readers of files that may be hostile."""

@@ -1,0 +1,1 @@
+"""How arrivals become one update."""

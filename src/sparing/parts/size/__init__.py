@@ -1,0 +1,1 @@
+"""Client models of several sizes."""

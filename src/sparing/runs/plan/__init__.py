@@ -1,0 +1,1 @@
+"""How the work is laid out on a machine."""

@@ -1,0 +1,1 @@
+"""Epsilon, secrets and releases."""

@@ -1,0 +1,1 @@
+"""A byte budget, spent where it buys most."""

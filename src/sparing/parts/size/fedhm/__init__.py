@@ -1,0 +1,1 @@
+"""Low-rank client models (FedHM): factors, decompositions, weights by rank, partitions."""
