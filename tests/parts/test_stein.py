@@ -15,7 +15,7 @@ from sparing.core.round import begin, first_server, settle
 from sparing.core.tree import Layout, under
 from sparing.parts.blend.stein import SteinSettings, stein_step
 from sparing.recipes.stein import stein as named
-from support import make_ctx, numbers
+from support import changed, make_ctx, numbers
 
 P = 40
 LAYOUT = Layout({"w": (P,), "buffer": (3,)}, {"w": torch.float32, "buffer": torch.float32}, frozenset({"buffer"}))
@@ -295,7 +295,7 @@ def test_a_gpu_gives_the_same_bits(settings):
         for t in range(1, 4):
             deltas = torch.as_tensor(noisy(seed=t), dtype=torch.float32)
             mask = torch.rand(1, P, generator=torch.Generator().manual_seed(t)) < 0.8
-            ctx = make_ctx(list(range(6)), n=[10, 20, 30, 40, 50, 60], t=t)
+            ctx = changed(make_ctx(list(range(6)), n=[10, 20, 30, 40, 50, 60], t=t), device=device)
             weight = ctx.n.double()
             mean = {"w": ((weight / weight.sum())[:, None] * deltas.double()).sum(0, keepdim=True) * mask}
             plain = {"w": deltas.double().mean(0, keepdim=True) * mask}
@@ -304,6 +304,6 @@ def test_a_gpu_gives_the_same_bits(settings):
             arrival = Arrival({"w": (deltas * mask).to(device)}, there, {}, {}, ctx)
             blended = Blended(mean, there, ctx.ids, weight.to(device), step.watch(state, arrival), plain)
             update, state, report = step.apply(state, blended, ctx)
-            said.append((update["w"].tolist(), report))
+            said.append((update["w"].tolist(), numbers(report)))
         found.append(said)
     assert found[0] == found[1]
