@@ -61,6 +61,9 @@ class Draw:
         drawn: dict[str, Tensor | None] = {name: self.coin(k, *shape) for name, shape in self.shapes.items()}
         return drawn | {"bias": None}
 
+    def placed(self, x: Tensor) -> Tensor:
+        return x.to(self.device)
+
     @property
     def ctx(self):
         return changed(make_ctx(list(range(K))), device=str(self.device))
@@ -197,7 +200,9 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.add_each, ""): lambda d: (list(d.tree(K).values()), list(d.tree(1).values())),
     (ops.add_each, "nothing"): lambda d: ([], []),
     (ops.move_model, ""): lambda d: (d.tree(1), {name: x.double() for name, x in d.tree(1).items()}, d.masks(1)),
-    (ops.bounds, ""): lambda d: (d.tree(K) | {"odd": torch.tensor([1.0, math.nan]), "n": torch.tensor([-7, 3])},),
+    (ops.bounds, ""): lambda d: (
+        d.tree(K) | {"odd": d.placed(torch.tensor([1.0, math.nan])), "n": d.placed(torch.tensor([-7, 3]))},
+    ),
     (ops.bounds, "nothing"): lambda d: ({},),
     (tree.cleared, ""): lambda d: (d.normal(K, d.n), d.coin(1, d.n)),
     (tree.cleared, "everywhere"): lambda d: (d.normal(K, 3), None),
@@ -287,7 +292,7 @@ def compare(fast: object, plain: object, within: float) -> None:
         for one, other in zip(fast, plain, strict=True):  # type: ignore[call-overload]
             compare(one, other, within)
     elif isinstance(plain, np.ndarray):
-        assert np.array_equal(fast, plain)  # type: ignore[arg-type]
+        assert np.array_equal(*np.broadcast_arrays(fast, plain))  # type: ignore[arg-type]
     elif callable(plain):
         compare(fast(), plain(), within)  # type: ignore[operator]
     else:

@@ -21,7 +21,7 @@ from sparing.core.context import Ctx
 from sparing.core.errors import UploadError
 from sparing.core.grid import Grid, beyond_grid
 from sparing.core.ops import place
-from sparing.core.tree import Tree
+from sparing.core.tree import Tree, flat
 from sparing.core.votes import Votes
 
 BLOCK = 1 << 16
@@ -66,13 +66,13 @@ def _added(total: Tensor | None, update: Tensor, share_K: Tensor, limit: float) 
 
 def _accumulate(total: Tensor, update: Tensor, share_K: Tensor, limit: float) -> None:
     """total += sum_k round(share_k * update_k), block by block so that a block stays in cache."""
-    flat, update = total.view(-1), update.reshape(update.shape[0], -1).expand(len(share_K), -1)
+    row, update = total.view(-1), update.reshape(update.shape[0], -1).expand(len(share_K), -1)
     if update.numel() <= FEW:
-        return _accumulate_few(flat, update, share_K, 3 * limit)
+        return _accumulate_few(row, update, share_K, 3 * limit)
     magic, shares = total.new_tensor(3 * limit), share_K.tolist()
-    term = torch.empty(min(BLOCK, flat.numel()), dtype=torch.float64, device=total.device)
-    for start in range(0, flat.numel(), BLOCK):
-        into = flat[start : start + BLOCK]
+    term = torch.empty(min(BLOCK, row.numel()), dtype=torch.float64, device=total.device)
+    for start in range(0, row.numel(), BLOCK):
+        into = row[start : start + BLOCK]
         block = term[: into.numel()]
         for k, share in enumerate(shares):
             block.copy_(update[k, start : start + BLOCK])
@@ -177,7 +177,7 @@ def _number(x: float, device: torch.device) -> Tensor:
 def fast_add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
     """`votes.add_votes`, on a GPU as one product."""
     if scope.is_cuda:
-        dense.add_((place(share_K, dense.device) @ scope.flatten(1).double()).reshape(dense.shape))
+        dense.add_((place(share_K, dense.device) @ flat(scope).double()).reshape(dense.shape))
         return
     for k, share in enumerate(share_K.tolist()):
         dense.add_(scope[k : k + 1], alpha=share)

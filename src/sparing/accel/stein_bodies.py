@@ -63,9 +63,9 @@ def fast_shrink_and_follow(
     new, sums, aimed = ([part.view_as(x) for part, x in zip(row.split(sizes), xs, strict=True)] for row in out[:3])
     before = [state[f"mass0/{name}"] for name in names]
     masses = [x.view_as(y) for x, y in zip(many.split(1), before, strict=True)]
-    followed = {f"sum0/{name}": x for name, x in zip(names, sums, strict=True)}
-    followed |= {f"target0/{name}": x for name, x in zip(names, aimed, strict=True)}
-    followed |= {f"mass0/{name}": x for name, x in zip(names, masses, strict=True)}
+    followed: Tree = {}
+    for name, *moved in zip(names, sums, masses, aimed, strict=True):
+        followed |= zip((f"{kind}0/{name}" for kind in ("sum", "mass", "target")), moved, strict=True)
     return update if c is None else update | dict(zip(names, new, strict=True)), followed
 
 

@@ -31,6 +31,7 @@ def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
     def found() -> list[index.IndexSizes]:
         table = later()[0].numpy().T  # [4, masks, R]
         size = index.sizes_from(*table).size if paid else np.zeros_like(table[1])
-        return [index.IndexSizes(*one) for one in zip(size, table[1], strict=True)]
+        each = zip(masks, size, table[1], strict=True)
+        return [index.IndexSizes(bytes_ if mask.travels else 0 * bytes_, kept) for mask, bytes_, kept in each]
 
     return found
