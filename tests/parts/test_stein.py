@@ -32,7 +32,8 @@ def shrink(deltas, settings, m=None, t=9, n=None, clients=50, covered=None, step
         state = step.init({"w": torch.zeros(1, P), "buffer": torch.zeros(1, 3)}, clients)
         if m is not None:
             m = torch.as_tensor(np.asarray(m, np.float64)).reshape(1, P)
-            state |= {"rounds": torch.ones(1, dtype=torch.int64), "sum0/w": m, "mass0/w": torch.ones(1, 1).double()}
+            state |= {"rounds": torch.ones(1, dtype=torch.int64), "mass0/w": torch.ones(1, 1).double()}
+            state |= {"sum0/w": m, "target0/w": m}
     update = {"w": deltas, "buffer": torch.zeros(k, 3)}
     seen = step.watch(state, Arrival(update, {"w": covered, "buffer": None}, {}, {}, ctx))
     weight = ctx.n.double()
