@@ -68,7 +68,7 @@ def clients(counts: list[int], augment: tuple = ()) -> Clients:
 
 def both(model: nn.Module, data: Clients, local: Local, start: dict, precision: str = "float32") -> tuple:
     ids = torch.tensor([2, 0, 3])
-    ctx = context(seed=5, round=2, rounds=3, ids=ids.cuda(), n=data.count[ids].cuda(), clients=len(data), samples=99)
+    ctx = context(5, 2, 3, ids, data.count[ids], clients=len(data), samples=99, device="cuda")
     loop = train(model, cross_entropy, data, local, start, ctx, "loop")
     graph = train(model, cross_entropy, data, local, start, ctx, "stacked", precision=precision, graph=True)
     again = train(model, cross_entropy, data, local, start, ctx, "stacked", precision=precision, graph=True)
@@ -189,7 +189,7 @@ def test_auxiliary_outputs(precision):
     torch.manual_seed(0)
     model, data, ids = TwoHeads().cuda(), clients([8, 3, 9, 5]), torch.tensor([2, 0, 3])
     start, local = start_of(model), Local((PLAIN,))
-    ctx = context(seed=5, round=2, rounds=3, ids=ids.cuda(), n=data.count[ids].cuda(), clients=4, samples=99)
+    ctx = context(5, 2, 3, ids, data.count[ids], clients=4, samples=99, device="cuda")
 
     def loss(output, y):
         return cross_entropy(output[0], y) + 0.4 * cross_entropy(output[1], y)
@@ -235,7 +235,7 @@ def test_room_that_is_not_needed_changes_nothing():
     start = start_of(model)
     for ids in ([1], [0, 1, 2], [4, 3], [0, 1, 2, 3, 4, 5], [5], [2, 3, 4]):
         who = torch.tensor(ids)
-        ctx = context(seed=5, round=2, rounds=3, ids=who.cuda(), n=data.count[who].cuda(), clients=6, samples=99)
+        ctx = context(5, 2, 3, who, data.count[who], clients=6, samples=99, device="cuda")
         with torch.backends.cudnn.flags(allow_tf32=False):
             loop = train(model, cross_entropy, data, local, start, ctx, "loop")
             graph = train(model, cross_entropy, data, local, start, ctx, "stacked", graph=True)

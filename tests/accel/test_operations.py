@@ -109,6 +109,7 @@ def shrunk(d: Draw, *, c: bool | None = None) -> tuple:
     state = stein.first_state({name: x for name, x in d.tree(1).items() if name in names}, settings)
     state |= {n: d.normal(*x.shape).double() for n, x in state.items() if n.startswith(("sum", "target"))}
     state |= {name: torch.full_like(x, 0.5) for name, x in state.items() if name.startswith("mass")}
+    state |= {f"target0/{name}": state[f"sum0/{name}"] / 0.5 for name in names}
     state["rounds"] += 3
     update = {name: x.double() for name, x in d.tree(1).items() if name in names}
     away = {"away": d.normal(K, len(names)).double().square() * 1e4}

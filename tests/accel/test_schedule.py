@@ -16,6 +16,7 @@ from sparing.data.augment import _random_flip
 from sparing.data.clients import Clients
 from sparing.train.batches import batch_table, counted_from, shuffle_keys
 from sparing.train.keyed_layers import dropout_keys
+from support import changed
 
 CPU = torch.device("cpu")
 
@@ -95,7 +96,8 @@ def test_samples_are_shuffled_alike_wherever_they_are(few, monkeypatch):
     monkeypatch.setattr(schedule, "FEW", few)
     data = clients([20, 1, 33, 7, 60])
     ctx, phase = round_of(data, [4, 0, 3, 1, 2]), Phase(epochs=3, batch=8)
-    here, there = step_table(data, phase, 1, ctx, CPU), step_table(data.to("cuda"), phase, 1, ctx, torch.device("cuda"))
+    here, far = step_table(data, phase, 1, ctx, CPU), changed(ctx, device="cuda")
+    there = step_table(data.to("cuda"), phase, 1, far, torch.device("cuda"))
     assert there.places.is_cuda
     for name in ("places", "real", "keys", "views", "counts", "order"):
         assert torch.equal(getattr(there, name).cpu(), getattr(here, name)), name

@@ -69,9 +69,8 @@ def test_images_in_bytes_and_their_variants_agree_with_the_cpu(path, where):
         for norm in ("group", "static"):
             model = resnet(BasicBlock, (1, 1), 2, 3, norm, width=8)
             wanted, _ = train(model, cross_entropy, data, local, tree_of(model), ctx)
-            after, _ = train(
-                model, cross_entropy, data.to(where), local, tree_to(tree_of(model), "cuda"), ctx, path=path
-            )
+            start, there = tree_to(tree_of(model), "cuda"), changed(ctx, device="cuda")
+            after, _ = train(model, cross_entropy, data.to(where), local, start, there, path=path)
             for name, x in wanted.items():
                 assert torch.allclose(after[name].cpu(), x, rtol=1e-2, atol=1e-3), name
             mine = evaluate_rows(model, cross_entropy, tree_to(wanted, "cuda"), data.to(where), ids)

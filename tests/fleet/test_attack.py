@@ -8,6 +8,7 @@ from torch import nn
 
 import sparing
 from sparing.core.errors import ConfigError, TrainingError
+from sparing.core.method import Lesson
 from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
 from sparing.runs.start import new_run, settle_study
 from sparing.runs.study import study_from
@@ -167,7 +168,7 @@ def test_attackers_train_and_keep_their_own_tensors_as_others_do():
     study = study_from({"task": TASK, "fleet": {"attack": {"kind": "nan"}}})
     job, _ = settle_study(study, build_task(**study.task.model_dump()))
     ctx = make_ctx(list(range(10)), clients=10)
-    after, _, _ = job.train(job.initial, {}, ctx)
+    after = job.train(Lesson(job.initial, {}, job.method.local.phases), ctx).after
     assert all(bool(x.isfinite().all()) for x in after.values())
     assert any(not bool(x.isfinite().all()) for x in job.fleet.claim(job.initial, after, ctx).values())
 

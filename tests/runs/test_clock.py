@@ -10,7 +10,7 @@ import torch
 import sparing
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
-from sparing.core.method import Codec, Local, Phase
+from sparing.core.method import Codec, Local, Phase, Wrap
 from sparing.engines.engine import Job, total_bytes
 from sparing.engines.reference import Reference
 from sparing.engines.vector import Vector
@@ -114,7 +114,7 @@ def test_visits_are_the_samples_that_batches_hold(phase):
     for n in (1, 3, 4, 8, 9, 21):
         table = batch_table(torch.arange(9), phase, n)
         assert int(samples_visited(Local((phase,)), torch.tensor([n]))) == int((table >= 0).sum())
-    both = Local((phase,), second=(phase, phase))
+    both = Local((phase,), wraps=(Wrap(lambda train, phases: train, (phase, phase)),))
     assert int(samples_visited(both, torch.tensor([9]))) == 3 * int(samples_visited(Local((phase,)), torch.tensor([9])))
 
 

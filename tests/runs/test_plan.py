@@ -12,6 +12,7 @@ from rich.console import Console
 import sparing
 from sparing.cli.data_and_cost import show_cost
 from sparing.core.errors import ConfigError, TrainingError
+from sparing.core.method import Trained
 from sparing.reports.run_folders import flat_settings
 from sparing.runs.cost import run_cost_trial as cost_of
 from sparing.runs.plan import plan_trials
@@ -199,9 +200,9 @@ def test_a_long_phase_is_cut_and_scaled(monkeypatch):
     job, _, _ = settle_study_and_plan(values, task_from_study(values))
     n, steps = job.task.train.count[:4], []
 
-    def watched(self, start, memory, ctx):
-        steps.append(self.method.local.phases[0].steps)
-        return start, memory, {"loss": torch.zeros(len(ctx.ids))}
+    def watched(self, lesson, ctx):
+        steps.append(lesson.phases[0].steps)
+        return Trained(lesson.start, lesson.memory, {"loss": torch.zeros(len(ctx.ids))})
 
     assert plan_trials._shorten_phases(job, 3, n).method.local.phases[0].steps == 3
     assert plan_trials._shorten_phases(job, 10_000, n) == plan_trials._shorten_phases(job, None, n) == job

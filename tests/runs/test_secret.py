@@ -137,12 +137,11 @@ def test_resumed_with_another_update_the_noise_is_unrelated_and_epsilon_counts_i
         sparing.run(TASK, method, out=tmp_path / "a", loggers=[released(tmp_path / "a", 3)], secret=KEY, **options)
     train = Job.train
 
-    def another(self, start, memory, ctx):
-        after, memory, notes = train(self, start, memory, ctx)
-        changed = {name: x.clone() for name, x in after.items()}
-        name = next(iter(changed))
-        changed[name][(ctx.ids == 5)] += 1e-4
-        return changed, memory, notes
+    def another(self, lesson, ctx):
+        done = train(self, lesson, ctx)
+        after = {name: x.clone() for name, x in done.after.items()}
+        after[next(iter(after))][ctx.ids == 5] += 1e-4
+        return done._replace(after=after)
 
     monkeypatch.setattr(Job, "train", another)
     resumed = sparing.resume(tmp_path / "a")
@@ -217,9 +216,9 @@ def test_a_budget_stops_a_second_release(tmp_path, monkeypatch):
         sparing.run(TASK, method, out=tmp_path / "a", loggers=[released(tmp_path / "a", 3)], secret=KEY, **options)
     train = Job.train
 
-    def another(self, start, memory, ctx):
-        after, memory, notes = train(self, start, memory, ctx)
-        return {name: x * 1.01 for name, x in after.items()}, memory, notes
+    def another(self, lesson, ctx):
+        done = train(self, lesson, ctx)
+        return done._replace(after={name: x * 1.01 for name, x in done.after.items()})
 
     monkeypatch.setattr(Job, "train", another)
     lines = (tmp_path / "a/releases.csv").read_bytes()

@@ -278,7 +278,7 @@ def _as_update(
     base, values, fit = _values_in(sent), _values_in(arrived), method.fit
     if fit is None:
         masks = _masks_in(votes)
-        if not any(step.serving is not None and not step.serving.notes for step in method.blend.steps):
+        if all(step.serving is None for step in method.blend.steps):
             alike = [name for name, leaf in sent.leaves.items() if name in masks and leaf.scope is masks[name]]
             base |= {name: model[name] for name in alike}  # what was sent is the model wherever there is a vote
         return against_model(model, base, values, masks), masks
