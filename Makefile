@@ -72,7 +72,7 @@ $(PEERS): pyproject.toml constraints.txt
 	.venv-bench/bin/python -m pip install --quiet --no-deps pfl==0.6.0
 	touch $@
 
-# About 1 GB. The version of Triton is the one that torch of constraints.txt asks for where it comes with CUDA.
+# About 2 GB. The version of Triton is the one that torch of constraints.txt asks for where it comes with CUDA.
 $(TRITON): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-kernels
 	.venv-kernels/bin/python -m pip install --quiet --constraint constraints.txt --editable . pytest pytest-xdist triton==3.7.1
