@@ -4,8 +4,9 @@ STAMP := .venv/.ready
 
 DOCS := .venv/.docs
 PEERS := .venv-bench/.ready
+TRITON := .venv-kernels/.ready
 
-.PHONY: demo check test lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test kernels lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -16,6 +17,9 @@ check: lint $(STAMP)            ## for every edit: core, laws and parts without 
 
 test: lint $(STAMP)             ## everything CI checks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+kernels: $(TRITON)              ## the Triton kernels in Triton's interpreter, without a GPU, installed in .venv-kernels
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n auto tests/accel/test_kernels_interpreted.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -68,5 +72,11 @@ $(PEERS): pyproject.toml constraints.txt
 	.venv-bench/bin/python -m pip install --quiet --no-deps pfl==0.6.0
 	touch $@
 
+# About 2 GB. The version of Triton is the one that torch of constraints.txt asks for where it comes with CUDA.
+$(TRITON): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-kernels
+	.venv-kernels/bin/python -m pip install --quiet --constraint constraints.txt --editable . pytest pytest-xdist triton==3.7.1
+	touch $@
+
 clean:
-	rm -rf .venv .venv-bench build dist .cache
+	rm -rf .venv .venv-bench .venv-kernels build dist .cache
