@@ -201,9 +201,7 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.add_each, ""): lambda d: (list(d.tree(K).values()), list(d.tree(1).values())),
     (ops.add_each, "nothing"): lambda d: ([], []),
     (ops.move_model, ""): lambda d: (d.tree(1), {name: x.double() for name, x in d.tree(1).items()}, d.masks(1)),
-    (ops.bounds, ""): lambda d: (
-        d.tree(K) | {"odd": d.placed(torch.tensor([1.0, math.nan])), "n": d.placed(torch.tensor([-7, 3]))},
-    ),
+    (ops.bounds, ""): lambda d: (d.tree(K) | {"odd": d.placed([1.0, math.nan]), "n": d.placed([-7, 3])},),
     (ops.bounds, "nothing"): lambda d: ({},),
     (tree.cleared, ""): lambda d: (d.normal(K, d.n), d.coin(1, d.n)),
     (tree.cleared, "everywhere"): lambda d: (d.normal(K, 3), None),

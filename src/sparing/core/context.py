@@ -6,7 +6,7 @@ True
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -61,7 +61,7 @@ class Workspace(NamedTuple):
 
     device: torch.device
     requirements: list[Requirement] | None  # collected here and judged later; None: judged at once
-    memo: dict[str, object]  # draws that a round needs several times
+    memo: dict[Hashable, object]  # draws that a round needs several times
 
 
 class Ctx(NamedTuple):
@@ -142,9 +142,9 @@ class Ctx(NamedTuple):
         """`[K, d]` bool with exactly k true in every row, every set of k positions equally likely."""
         return choose(self.keys(tag), d, k)
 
-    def once(self, name: str, make: Callable[[], Made]) -> Made:
+    def once(self, name: Hashable, make: Callable[[], Made]) -> Made:
         """What `make` gives, made once a round: it must follow from the round and the name alone."""
-        key = f"{self.round}/{name}"
+        key = (self.round, name)
         if key not in self.workspace.memo:
             self.workspace.memo[key] = make()
         return self.workspace.memo[key]  # type: ignore[return-value]

@@ -201,6 +201,7 @@ def selected_share(
             "values; use first: seed, and sync: N if newcomers should catch up"
         )
     whole: Cuts = {name: Cut() for name in layout.shapes}
+    mine = object()  # masks of another share are others
 
     def drawn(state: Tree, model: Tree, ctx: Ctx) -> tuple[Tensor, Cuts]:
         """This round's mask, whole and cut. One that follows from the round alone is drawn once in it."""
@@ -209,8 +210,8 @@ def selected_share(
             mask = select.pick(state, model, ctx)
             return mask, whole | _cut_by_tensor(mask, layout, select.told)
 
-        who = ctx.ids.tolist() if per_client else "all"
-        return draw() if select.told else ctx.once(f"psfed mask/{layout.size}/{who}", draw)
+        who = tuple(ctx.ids.tolist()) if per_client else ()
+        return draw() if select.told else ctx.once((mine, who), draw)
 
     def newcomers(ctx: Ctx) -> Tensor | None:
         """Who they are, if there are some."""
