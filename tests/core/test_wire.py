@@ -352,7 +352,7 @@ def test_the_fuzzer_knows_every_code(fuzzer: ModuleType) -> None:
     with fuzzer.counted(seen):
         for sample in fuzzer.samples(seed=1):
             from_bytes(sample.data, sample.schema)
-    known = {"index": 4, "places": 6, "codes": 6, "chances": 4}
+    known = {"index": 4, "tight_index": 6, "tight_values": 6, "frequencies": 4}
     assert set(seen) == {f"{name} {i}" for name, n in known.items() for i in range(n)} | {"read_numbers", "read_lanes"}
 
 

@@ -48,6 +48,7 @@ def train(
     weight decay still shrinks it.
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
+    >>> from sparing.core.context import context
     >>> ctx = context(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
     >>> start, local = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}, Local((Phase(epochs=1, lr=0.05),))
     >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, local, start, ctx)

@@ -54,7 +54,7 @@ def thirds_kernel(left, weight, out, R, O, BLOCK: tl.constexpr):
 
 
 def left_in_thirds(left: Tensor, weight_K: Tensor) -> Tensor:
-    """See `core.product.in_thirds`."""
+    """See `accel.lazy_product._in_thirds`."""
     k, r, o = left.shape
     out, block = (
         torch.empty(k * r, 3 * o, dtype=torch.bfloat16, device=left.device),
