@@ -278,10 +278,13 @@ def _as_update(
     base, values, fit = _values_in(sent), _values_in(arrived), method.fit
     if fit is None:
         masks = _masks_in(votes)
+        alike, unclear = [], dict(masks)
         if all(step.serving is None for step in method.blend.steps):
             alike = [name for name, leaf in sent.leaves.items() if name in masks and leaf.scope is masks[name]]
             base |= {name: model[name] for name in alike}  # what was sent is the model wherever there is a vote
-        return against_model(model, base, values, masks), masks
+        if not method.up:
+            unclear |= {name: None for name in alike if arrived.leaves[name].scope is masks[name]}  # zero elsewhere
+        return against_model(model, base, values, unclear), masks
     partition = fit.resize.partition
     apart = partition.names if partition is not None else frozenset()
     same = {n for n, x in values.items() if n in model and x.shape[1:] == model[n].shape[1:] and n not in apart}
