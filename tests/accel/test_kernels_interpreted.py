@@ -224,16 +224,6 @@ def test_words_that_share_all_digits_looked_for_are_told_apart(monkeypatch):
     same(by_kernels(keys.choose, of, 900, 400), keys.choose.plain(of, 900, 400))
 
 
-@runs("keys_kernel", "mix_words")
-@pytest.mark.parametrize("base", [7, -(2**40)])
-def test_keys_of_clients_are_those_of_the_core(base):
-    from sparing.accel.cuda.draws import keys_of
-
-    ids = torch.tensor([0, 4, 2**31 + 3])
-    wanted = keys.client_keys(ids.numpy(), base % 2**64)[0].view(np.int64)
-    same(keys_of(ids, base), torch.from_numpy(wanted))
-
-
 @runs("look_kernel", "join_kernel", "gaps_kernel", "load_block", "larger")
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.4, 1.0])
 def test_indices_take_the_bytes_that_the_plain_body_counts(share, monkeypatch):

@@ -88,7 +88,7 @@ def largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
     spare = chosen.sum(dim=1, keepdim=True) - k_K
     tied = size == cut
     chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare.clamp(min=0))
-    return chosen & (size != 0)
+    return chosen & (size != 0) & (k_K > 0)
 
 
 @operation
