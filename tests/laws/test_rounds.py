@@ -1,15 +1,18 @@
 """Laws of a round, seen on the parcels themselves."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
+import sparing
 from sparing.core.compose import compose, narrow_share
-from sparing.core.errors import TrainingError, WireError
+from sparing.core.errors import MethodError, TrainingError, WireError
 from sparing.core.method import Codec, Fit, Local, Resize, Serving, Share, Step, Trained
 from sparing.core.parcel import Cut, Parcel, parcel_row
 from sparing.core.reduce import largest_in_rows
+from sparing.core.registry import REGISTRY, RecipeEntry
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, schema_down, settle
 from sparing.core.tree import Layout, column, expand_rows, flat, tree_to, under
 from sparing.runs.recipe_entries import recipes_from_entries
@@ -318,6 +321,22 @@ def test_serve_gives_every_client_its_own_model_and_notes():
     share = (ctx.n.double() / ctx.n.sum()).reshape(-1, 1, 1)
     want = (share * (down.leaves["3.weight"].value + up.leaves["3.weight"].value).double()).sum(dim=0)
     assert torch.allclose(after.model["3.weight"][0].double(), want, atol=1e-5), "value = sent + increment"
+
+
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+def test_what_did_not_come_down_cannot_go_up(engine, monkeypatch):
+    def apply(method):
+        half = {n: torch.arange(math.prod(s)).reshape(1, *s) % 2 == 0 for n, s in method.layout.shapes.items()}
+        part = Share(
+            down=lambda state, model, ctx: {name: Cut(mask) for name, mask in half.items()},
+            up=lambda got, ctx: {name: Cut() for name in got},
+            own=frozenset(half),
+        )
+        return method._replace(share=part)
+
+    monkeypatch.setitem(REGISTRY, "greedy", RecipeEntry("greedy", lambda: apply, "", ""))
+    with pytest.raises(MethodError, match=r"entries of 'conv1.bias' go up though they did not come down"):
+        sparing.run("digits", "greedy", rounds=1, sample=2, engine=engine)
 
 
 def test_a_tensor_that_only_goes_up_is_an_increment_on_zero():

@@ -278,12 +278,11 @@ def _as_update(
     base, values, fit = _values_in(sent), _values_in(arrived), method.fit
     if fit is None:
         masks = _masks_in(votes)
-        alike, unclear = [], dict(masks)
         if all(step.serving is None for step in method.blend.steps):
-            alike = [name for name, leaf in sent.leaves.items() if name in masks and leaf.scope is masks[name]]
-            base |= {name: model[name] for name in alike}  # what was sent is the model wherever there is a vote
+            base = {name: model[name] for name in base}  # wherever there is a vote, for none goes beyond what was sent
+        unclear = dict(masks)
         if not method.up:
-            unclear |= {name: None for name in alike if arrived.leaves[name].scope is masks[name]}  # zero elsewhere
+            unclear |= {name: None for name in masks if arrived.leaves[name].scope is masks[name]}  # zero elsewhere
         return against_model(model, base, values, unclear), masks
     partition = fit.resize.partition
     apart = partition.names if partition is not None else frozenset()
@@ -380,6 +379,7 @@ def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
     """What the server expects back from one client (K = 1) to which it sent this parcel."""
     method = method_for_size(method, ctx)
     cuts = method.share.up(_cuts_in(sent), ctx)
+    _refuse_votes_beyond(sent, cuts, ctx)
     return uplink(method).schema(_plain_schema(method.layout, cuts, NOTES_UP, f"{parcel_about(ctx)}/up"), ctx)
 
 
@@ -426,6 +426,23 @@ def _refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
         )
 
     ctx.require(some_K, no_samples)
+
+
+def _refuse_votes_beyond(sent: Parcel, votes: Cuts, ctx: Ctx) -> None:
+    """Of a tensor that came down, only what came may go up: elsewhere there is nothing to compare it with."""
+    for name in sorted(votes.keys() & sent.leaves.keys()):
+        got, vote = sent.leaves[name].scope, votes[name].mask
+        if got is None or got is vote:
+            continue
+        beyond = ~got if vote is None else vote & ~got
+
+        def too_much(name: str = name, beyond: Tensor = beyond) -> MethodError:
+            return MethodError(
+                f"round {ctx.round}: {int(beyond.sum())} entries of {name!r} go up though they did not come down; "
+                f"let the share's `up` stay within what it is given, or send the tensor in one direction only"
+            )
+
+        ctx.require(~beyond.any(), too_much)
 
 
 def _checked_limits(model: Tree, when: str, ctx: Ctx) -> Limits:

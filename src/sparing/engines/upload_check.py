@@ -1,10 +1,12 @@
-"""One client's upload of a round is really written, and must be as long as was counted."""
+"""One client's upload of a round is really asked for and written, and must be as long as was counted."""
 
 from sparing.core.context import Ctx
 from sparing.core.errors import SparingError
 from sparing.core.keys import tag_word
+from sparing.core.method import Method
 from sparing.core.ops import is_formed
-from sparing.core.parcel import Parcel
+from sparing.core.parcel import Parcel, parcel_row
+from sparing.core.round import schema_up
 from sparing.wire import Later, is_plain, to_bytes
 
 EVERY = 100
@@ -16,6 +18,14 @@ def client_to_check(cohort: Ctx) -> int | None:
     ids, every = cohort.ids, 1 if cohort.device.type == "cpu" else EVERY
     now = len(ids) > 0 and cohort.round % every == 1 % every
     return int(ids[tag_word(cohort.seed, cohort.round, "weighed") % len(ids)]) if now else None
+
+
+def check_request(method: Method, sent: Parcel, who: int | None, ctx: Ctx) -> None:
+    """What the server asks back of the client `who` must make sense, if it is among these K."""
+    ids = ctx.ids.tolist() if who is not None else []
+    if who in ids and method.fit is None:
+        k = ids.index(who)
+        schema_up(method, parcel_row(sent, k), ctx.at(slice(k, k + 1)))
 
 
 def check_written_size(parcel: Parcel, counted: Later, who: int | None, ctx: Ctx) -> Later:

@@ -23,7 +23,7 @@ from sparing.engines.engine import Evaluation, Job, LaterSizes, Outcome, Tally, 
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
 from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_sizes
-from sparing.engines.upload_check import client_to_check
+from sparing.engines.upload_check import check_request, client_to_check
 
 
 class SentChunk(NamedTuple):
@@ -111,6 +111,7 @@ class Vector:
         stale = Divergence(method, server.model)
         fleet = self.job.fleet
         up, honest, state = client_claiming(stale.watching(method), state, down, self.joined.train, ctx, fleet.claim)
+        check_request(method, down, who, ctx)
         returned = upload_sizes(method, up, who, ctx)
         gone_K = self.job.gone(ctx, returned)
         if bool(gone_K.any()):
