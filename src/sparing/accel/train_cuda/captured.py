@@ -41,8 +41,8 @@ def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
             out = _play_phases(lesson)
         if out is not None:
             played, losses = out
-            fine = played.peaks < math.inf  # magnitudes, so neither infinite nor NaN
-            lesson.ctx.require(fine, lambda: _not_finite(fine, played.names, lesson))
+            fine, names = played.peaks < math.inf, played.names  # magnitudes, so neither infinite nor NaN
+            lesson.ctx.require(fine, lambda: _not_finite(fine, names, lesson))  # holds nothing that will be overwritten
             return played.after, losses
     refuse_half_on_cuda(lesson)
     return train_stacked(lesson)
