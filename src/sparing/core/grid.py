@@ -48,7 +48,7 @@ class Grid:
             k = int((~fine_K).nonzero()[0])
             return TrainingError(
                 f"client {int(ctx.ids[k])} was given weight {float(weight_K[k]):.3g}; weights lie between 0 and "
-                f"{self.scale:.3g}, what a cohort may add up to: check the samples it reported and the weighting"
+                f"{self.scale:.3g}, from `Weigh.most`: check the samples it reported and the weighting"
             )
 
         ctx.require(fine_K, too_heavy)

@@ -126,24 +126,27 @@ TURNS = Effect(Form.BASIS | Form.CODES, FIXED | Form.CODES | Form.SPARSE)
 
 
 class Codec(NamedTuple):
-    """How values are written: both ends of one transform, and the schema a receiver expects after it."""
+    """How values are written: both ends of one transform, and the schema a receiver expects after it.
+
+    A parcel has the tensors that are shared: those that stay home are not in it.
+    """
 
     encode: Callable[[Parcel, Tree, View], tuple[Parcel, Tree]]
-    decode: Callable[[Parcel, Ctx], Parcel] = lambda parcel, ctx: parcel
-    schema: Callable[[Schema, Ctx], Schema] = lambda schema, ctx: schema
+    decode: Callable[[Parcel, Ctx], Parcel] = lambda parcel, ctx: parcel  # codes become values again, in float
+    schema: Callable[[Schema, Ctx], Schema] = lambda schema, ctx: schema  # of what `encode` gives; see `Spec`
     init: Callable[[Layout], Tree] = nothing  # one client's memory, leaves [1, ...]
     lost: Callable[[Parcel, Tree, Ctx], Tree] = lambda parcel, state, ctx: state  # the parcel never arrived
-    name: str = ""
-    effect: Effect = LOSSLESS
+    name: str = ""  # what errors call it
+    effect: Effect = LOSSLESS  # what may follow it, and whether `memory` may stand around it, is decided by this
     over: frozenset[str] | None = None  # the only tensors it sees (`codec.only`); None: all
 
 
 class Arrival(NamedTuple):
     """K decoded updates at the server, as differences from its model."""
 
-    update: Tree  # [K, *shape], zero outside scope
+    update: Tree  # [K, *shape], zero outside scope; of what is shared, buffers too
     scope: dict[str, Tensor | None]  # who has a vote where
-    notes: dict[str, Tensor]
+    notes: dict[str, Tensor]  # what clients said beside: their samples "n" and their "loss", [K] each
     model: Tree
     ctx: Ctx
 
@@ -212,13 +215,16 @@ class Meter(NamedTuple):
 
 
 class Weigh(NamedTuple):
-    """How much every arrival counts, unnormalised; `seen` is kept by client id for `learn`."""
+    """How much every arrival counts, unnormalised; `seen` is kept by client id for `learn`.
+
+    A recipe puts it in with `compose.weighed_by`. Weights are rounded to about 2^-29 of `most`, so keep it near.
+    """
 
     of: Callable[[Tree, Arrival], tuple[Tensor, dict[str, Tensor]]]  # -> ([K] float64, seen)
     most: Callable[[Ctx], float]  # what the weights of a whole cohort add up to, at most
     init: Callable[[Tree, int], Tree] = nothing  # (model, clients) -> state
     learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
-    name: str = ""
+    name: str = ""  # what errors call it
     looks: bool = True  # at updates; else weights are known beforehand, and stand on the host
 
 

@@ -27,8 +27,8 @@ class Leaf(NamedTuple):
     """One tensor of K parcels.
 
     `value` is float (sent at its own width), int64 (sent raw), or int8 codes of `bits` bits: for b >= 2 bits the codes
-    lie in [-2^(b-1), 2^(b-1) - 1], for one bit they are -1 and +1. `scale` holds a few float32 per client, `[K, s]`,
-    whose meaning the codec knows.
+    lie in [-2^(b-1), 2^(b-1) - 1], for one bit they are -1 and +1 (zero where they are not sent). `scale` holds a few
+    float32 per client, `[K, s]`, whose meaning the codec knows; they travel and are counted.
     """
 
     value: Tensor  # [K, *shape]
@@ -46,14 +46,17 @@ class Parcel(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """What a receiver knows of one leaf before the bytes arrive (K = 1)."""
+    """What a receiver knows of one leaf before the bytes arrive (K = 1).
+
+    It must fit what the encoder gives. The bits of codes travel with them: a quantiser sets `dtype` and `scales` only.
+    """
 
     shape: tuple[int, ...]
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = torch.float32  # of the leaf's value: torch.int8 for codes
     scope: Tensor | None = None  # bool [1, *shape]; unknown (and ignored) where told
     told: bool = False
     grains: tuple[tuple[int, ...], ...] = ()  # the shape of each keep mask, without the client axis
-    scales: int = 0
+    scales: int = 0  # s, where the leaf's scale is [K, s]
     tight: bool = False
 
 

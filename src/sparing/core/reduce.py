@@ -2,7 +2,8 @@
 
 Library sums split long rows between threads and pick their order by shape, so their last bits wander. Here a sum is
 a fixed order of elementwise float64 additions, which every device rounds alike: of each block of a row 16 stretches of
-256 numbers are added one after the other, then the 256 by halves, and the blocks' sums are a row again.
+256 numbers are added one after the other, then the 256 by halves, and the blocks' sums are a row again. Whatever a
+codec or a blend adds up over the entries of a client goes through `total`.
 
     >>> total(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([6.], dtype=torch.float64)

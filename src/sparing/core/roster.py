@@ -53,4 +53,4 @@ class Roster:
 
 
 def _heavier_than_said() -> TrainingError:
-    return TrainingError("the weights of this round add up to more than `Blend.most` said; scale them down")
+    return TrainingError("the weights of this round add up to more than `Weigh.most` said; scale them down")
