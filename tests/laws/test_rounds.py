@@ -9,7 +9,7 @@ import torch
 import sparing
 from sparing.core.compose import compose, narrow_share
 from sparing.core.errors import MethodError, TrainingError, WireError
-from sparing.core.method import Codec, Fit, Local, Resize, Serving, Share, Step, Trained
+from sparing.core.method import Codec, Fit, Local, Resize, Serving, Share, Step, Trained, by_samples
 from sparing.core.parcel import Cut, Parcel, parcel_row
 from sparing.core.reduce import largest_in_rows
 from sparing.core.registry import REGISTRY, RecipeEntry
@@ -337,6 +337,44 @@ def test_what_did_not_come_down_cannot_go_up(engine, monkeypatch):
     monkeypatch.setitem(REGISTRY, "greedy", RecipeEntry("greedy", lambda: apply, "", ""))
     with pytest.raises(MethodError, match=r"entries of 'conv1.bias' go up though they did not come down"):
         sparing.run("digits", "greedy", rounds=1, sample=2, engine=engine)
+
+
+def signs(parcel, state, view):
+    leaves = {
+        name: leaf._replace(value=torch.where(leaf.value < 0, -1, 1).to(torch.int8), bits=1)
+        for name, leaf in parcel.leaves.items()
+    }
+    return Parcel(leaves, parcel.notes), state
+
+
+def as_signs(schema, ctx):
+    return schema._replace(leaves={name: spec._replace(dtype=torch.int8) for name, spec in schema.leaves.items()})
+
+
+@pytest.mark.parametrize(
+    ("codec", "blend", "message"),
+    [
+        (
+            Codec(signs),
+            by_samples,
+            "'conv1.weight' the codecs write dtype torch.int8, and their schema says torch.f",
+        ),
+        (Codec(signs, schema=as_signs), by_samples, "'conv1.weight' arrives as codes, which no codec has decoded"),
+        (
+            None,
+            by_samples._replace(of=lambda state, arrival: (arrival.ctx.n.double(), {"x": torch.zeros(3)})),
+            r"'weigh/x', which a part of the blend remembers of 1 clients, has shape \[3\]",
+        ),
+    ],
+)
+def test_a_mistake_in_a_new_part_is_named(codec, blend, message, monkeypatch):
+    def apply(method):
+        up = method.up if codec is None else (codec,)
+        return method._replace(up=up, blend=method.blend._replace(weigh=blend))
+
+    monkeypatch.setitem(REGISTRY, "mine", RecipeEntry("mine", lambda: apply, "", ""))
+    with pytest.raises(MethodError, match=message):
+        sparing.run("digits", "mine", rounds=1, sample=2, engine="debug")
 
 
 def test_a_tensor_that_only_goes_up_is_an_increment_on_zero():

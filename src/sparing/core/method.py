@@ -59,7 +59,7 @@ class Share(NamedTuple):
 
     A mask that is not `told` may depend on the layout, ctx and config only: the receiver calls `down` with the
     initial state and the initial model to learn what to expect.
-    Of a tensor that comes down, only what came down may go up.
+    Of a tensor that comes down, only what came down may go up, unless it goes up as it is (`values`).
     """
 
     down: Callable[[Tree, Tree, Ctx], Cuts]  # (state, model, ctx)

@@ -265,7 +265,17 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
     seen = prefixed("weigh", said) | {name: x for name, x in arrival.notes.items() if name.startswith("meter")}
     for i, step in enumerate(method.blend.steps):
         seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
+    _refuse_uneven(seen, len(arrival.ctx.ids))
     fold.add(arrival, weight_K, seen)
+
+
+def _refuse_uneven(seen: dict[str, Tensor], k: int) -> None:
+    for name, x in seen.items():
+        if x.shape[:1] != (k,):
+            raise MethodError(
+                f"{name!r}, which a part of the blend remembers of {k} clients, has shape {list(x.shape)}; "
+                "its first axis must be the clients"
+            )
 
 
 def _as_update(
@@ -279,7 +289,8 @@ def _as_update(
     if fit is None:
         masks = _masks_in(votes)
         if all(step.serving is None for step in method.blend.steps):
-            base = {name: model[name] for name in base}  # wherever there is a vote, for none goes beyond what was sent
+            alike = base.keys() - method.share.values
+            base |= {name: model[name] for name in alike}  # wherever there is a vote: none goes beyond what was sent
         unclear = dict(masks)
         if not method.up:
             unclear |= {name: None for name in masks if arrived.leaves[name].scope is masks[name]}  # zero elsewhere
@@ -379,7 +390,7 @@ def schema_up(method: Method, sent: Parcel, ctx: Ctx) -> Schema:
     """What the server expects back from one client (K = 1) to which it sent this parcel."""
     method = method_for_size(method, ctx)
     cuts = method.share.up(_cuts_in(sent), ctx)
-    _refuse_votes_beyond(sent, cuts, ctx)
+    _refuse_votes_beyond(method, sent, cuts, ctx)
     return uplink(method).schema(_plain_schema(method.layout, cuts, NOTES_UP, f"{parcel_about(ctx)}/up"), ctx)
 
 
@@ -416,6 +427,11 @@ def _refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     if arrived.leaves.keys() != votes.keys():
         odd = min(arrived.leaves.keys() ^ votes.keys())
         raise WireError(f"round {ctx.round}: parcels and method disagree about {odd!r}; use one config on both ends")
+    for name, leaf in arrived.leaves.items():
+        if leaf.value.dtype == torch.int8:
+            raise MethodError(
+                f"{name!r} arrives as codes, which no codec has decoded; give the one that made them a `decode`"
+            )
     n_K = arrived.notes["n"]
     some_K = n_K >= 1
 
@@ -428,9 +444,9 @@ def _refuse_strange(arrived: Parcel, votes: Cuts, ctx: Ctx) -> None:
     ctx.require(some_K, no_samples)
 
 
-def _refuse_votes_beyond(sent: Parcel, votes: Cuts, ctx: Ctx) -> None:
+def _refuse_votes_beyond(method: Method, sent: Parcel, votes: Cuts, ctx: Ctx) -> None:
     """Of a tensor that came down, only what came may go up: elsewhere there is nothing to compare it with."""
-    for name in sorted(votes.keys() & sent.leaves.keys()):
+    for name in sorted((votes.keys() & sent.leaves.keys()) - method.share.values):
         got, vote = sent.leaves[name].scope, votes[name].mask
         if got is None or got is vote:
             continue

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.download import download_kinds, read_download, write_download
-from sparing.core.errors import SparingError, TrainingError
+from sparing.core.errors import MethodError, SparingError, TrainingError
 from sparing.core.method import Rows
-from sparing.core.parcel import Parcel, map_tensors
+from sparing.core.parcel import Parcel, Schema, map_tensors
 from sparing.core.round import (
     Server,
     begin,
@@ -34,7 +34,7 @@ from sparing.engines.divergence import Divergence
 from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, cohort_context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
-from sparing.wire import from_bytes, parcel_sizes, to_bytes
+from sparing.wire import from_bytes, parcel_sizes, schema_of, to_bytes
 
 
 class Reference:
@@ -81,6 +81,7 @@ class Reference:
                 else:
                     with _stage("reading the upload", ctx):
                         expected = schema_up(method, down, ctx)
+                        refuse_unannounced(up, expected)
                         arrived = self.here(from_bytes(returned, expected))
                         self.post(ctx, "up", returned, [expected])
                     with _stage("blending", ctx), fleet.blamed():
@@ -136,6 +137,21 @@ def refuse_other(got: Parcel, meant: Parcel) -> None:
     one, other = (tree_sha256({name: leaf.value for name, leaf in parcel.leaves.items()}) for parcel in (got, meant))
     if one != other:
         raise SparingError("a client's model differs from the server's; this is a bug, please report it")
+
+
+def refuse_unannounced(parcel: Parcel, expected: Schema) -> None:
+    """What the codecs wrote must be what their schemas told the server, who would not know what to read else."""
+    written = schema_of(parcel, expected.about)
+    if written.leaves.keys() != expected.leaves.keys():
+        return  # the share's business: see `core.round`
+    for name, spec in expected.leaves.items():
+        for field in ("shape", "dtype", "told", "grains", "scales", "tight"):
+            there, told = getattr(written.leaves[name], field), getattr(spec, field)
+            if there != told:
+                raise MethodError(
+                    f"of {name!r} the codecs write {field} {there}, and their schema says {told}; make the `schema` of "
+                    "the codec that you wrote last say what its `encode` gives"
+                )
 
 
 def refuse_infinite(parcel: Parcel, ctx: Ctx) -> None:
