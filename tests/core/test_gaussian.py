@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sparing.core.gaussian import _log, _normals_from_words, exact_root, fresh_words, keyed_words, standard_normal
+from sparing.core.gaussian import _log, exact_root, fresh_words, keyed_words, normals_from_words, standard_normal
 from support import changed, make_ctx
 
 
@@ -43,7 +43,7 @@ def test_any_number_of_them():
 def test_the_transform_is_box_mullers_even_at_the_ends():
     top, bottom = -1, 0  # all bits set, none
     words = torch.tensor([[top, bottom, 5 << 40, top, bottom, 3]])
-    x = _normals_from_words(words, 6)
+    x = normals_from_words(words, 6)
     assert torch.isfinite(x).all()
     assert float(x.abs().max()) < 8.7
     first, second = words.chunk(2, dim=1)

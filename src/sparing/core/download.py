@@ -4,8 +4,6 @@ The updates that a client misses, one parcel each, and a last one with its notes
 whichever is shorter. Where the server does not broadcast, a download is what `round.outgoing` gives.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -14,8 +12,20 @@ from sparing.core.errors import WireError
 from sparing.core.method import Method
 from sparing.core.parcel import Leaf, Parcel, Schema, map_tensors
 from sparing.core.tree import Tree
-from sparing.core.versions import _everyone_at, apply_update_bytes, frame_schema, update_table
-from sparing.wire import fingerprint, from_bytes, hash_in, parcel_sizes, sizes_later, split_parcels, to_bytes
+from sparing.core.versions import apply_update_bytes, everyone_at, frame_schema, update_table
+from sparing.wire import (
+    Later,
+    fingerprint,
+    from_bytes,
+    hash_in,
+    is_plain,
+    parcel_sizes,
+    sizes_later,
+    split_parcels,
+    to_bytes,
+)
+from sparing.wire.count import leaf_sizes
+from sparing.wire.section import CODES
 
 
 def download_kinds(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
@@ -32,12 +42,21 @@ def download_kinds(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
 
 
-def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Callable[[], dict[str, Tensor]]:
+def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Later:
     """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
     if not is_whole_model(past, down):
-        return sizes_later(down)
+        return sizes_in_round(down, ctx)
     found = download_kinds(past, down, ctx)[1]
     return lambda: found
+
+
+def sizes_in_round(parcel: Parcel, ctx: Ctx) -> Later:
+    """`wire.sizes_later`; leaves that are cut by the share alone, perhaps both ways alike, are counted once a round."""
+    leaves = parcel.leaves
+    if is_plain(parcel) or any(x.keep or x.told or x.tight or x.value.dtype == CODES for x in leaves.values()):
+        return sizes_later(parcel)
+    alike = tuple((x.scope, x.value.shape[1:], x.value.dtype) for x in leaves.values())
+    return sizes_later(parcel, ctx.once(("sizes", alike), lambda: leaf_sizes(leaves)))
 
 
 def is_whole_model(past: Tree, down: Parcel) -> bool:
@@ -70,7 +89,7 @@ def read_download(
     schemas, rounds, t = [], [], held
     for part in updates:
         t, schema = _next_update(method, hash_in(part), t, ctx)
-        copy = apply_update_bytes(method, copy, bytes(part), _everyone_at(ctx, t))
+        copy = apply_update_bytes(method, copy, bytes(part), everyone_at(ctx, t))
         schemas, rounds, t = [*schemas, schema], [*rounds, t], t + 1
     own = Schema({}, whole.notes, _closing(ctx, held, rounds))
     notes = map_tensors(from_bytes(last, own), lambda x: x.to(device)).notes
@@ -80,7 +99,7 @@ def read_download(
 def _next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Schema]:
     """The round, from t on, whose update has this hash. There may be rounds in which the model did not move."""
     for later in range(t, ctx.round):
-        schema = frame_schema(method, _everyone_at(ctx, later))
+        schema = frame_schema(method, everyone_at(ctx, later))
         if fingerprint(schema) == seen:
             return later, schema
     raise WireError(

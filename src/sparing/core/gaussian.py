@@ -53,10 +53,10 @@ def standard_normal(words: Words, ctx: Ctx, tag: str, n: int, values: Tensor | N
     if n == 0:
         return torch.zeros(len(ctx.ids), 0, dtype=torch.float64, device=ctx.device)
     drawn = words(ctx, tag, n + n % 2, values)
-    return torch.cat([_normals_from_words(row[None], n) for row in drawn])
+    return torch.cat([normals_from_words(row[None], n) for row in drawn])
 
 
-def _normals_from_words(words: Tensor, n: int) -> Tensor:
+def normals_from_words(words: Tensor, n: int) -> Tensor:
     """Pairs of words become pairs of normal numbers: sqrt(-2 log u) times the cosine and the sine of an angle."""
     first, second = words.chunk(2, dim=1)
     radius = exact_root(-2 * _log(_unit_interval(first)))

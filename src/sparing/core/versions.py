@@ -64,7 +64,7 @@ def broadcast_update(
     method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx
 ) -> tuple[Blended, Tree, Report]:
     """The blended update as everyone will read it, and what is remembered of it."""
-    layout, codec, here = method.layout, broadcaster(method), _everyone_at(ctx, ctx.round)
+    layout, codec, here = method.layout, broadcaster(method), everyone_at(ctx, ctx.round)
     covered = {name: None if mask is None or bool(mask.all()) else mask for name, mask in blended.covered.items()}
     common = commonly_held(method)
     whole = bool(common) and all(covered.get(name) is None for name in common)
@@ -100,7 +100,7 @@ def _with_update(method: Method, model: Tree, past: Tree, data: bytes, parcel: P
     if len(gone) == len(rounds):
         return _without_updates(past, ctx.round)
     for t in gone:
-        base = apply_update_bytes(method, base, past[f"frame/{t}"], _everyone_at(ctx, t))
+        base = apply_update_bytes(method, base, past[f"frame/{t}"], everyone_at(ctx, t))
     return (_without_updates(past, gone[-1]) if gone else past) | prefixed("base", base)
 
 
@@ -148,7 +148,7 @@ def frame_about(ctx: Ctx) -> str:
     return f"{ctx.seed}/{ctx.round}/all/update"
 
 
-def _everyone_at(ctx: Ctx, t: int) -> Ctx:
+def everyone_at(ctx: Ctx, t: int) -> Ctx:
     """What everyone knows of round t, whoever took part in it."""
     return ctx.common._replace(round=t, cohort=1)
 
@@ -160,5 +160,5 @@ def copy_of(method: Method, model: Tree, past: Tree, held: int, ctx: Ctx) -> Tre
     copy = under("base", past) or {name: model[name] for name in commonly_held(method)}
     for t in update_table(past)[0]:
         if t < held:
-            copy = apply_update_bytes(method, copy, past[f"frame/{t}"], _everyone_at(ctx, t))
+            copy = apply_update_bytes(method, copy, past[f"frame/{t}"], everyone_at(ctx, t))
     return copy

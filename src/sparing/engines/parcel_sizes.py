@@ -1,14 +1,14 @@
 """How many bytes the parcels of K clients take, and which clients go together in a call."""
 
 from sparing.core.context import Ctx
-from sparing.core.download import downloads_later
+from sparing.core.download import downloads_later, sizes_in_round
 from sparing.core.method import Method
 from sparing.core.operation import operation
 from sparing.core.parcel import Parcel
 from sparing.core.tree import Tree
 from sparing.engines.engine import Job
 from sparing.engines.upload_check import check_written_size
-from sparing.wire import Later, sizes_later
+from sparing.wire import Later
 
 
 @operation
@@ -20,7 +20,7 @@ def join_sizes(job: Job) -> Job:
 @operation
 def upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx) -> Later:
     """What the uploads of these K clients take; that of client `who`, if it is among them, is really written."""
-    return check_written_size(parcel, sizes_later(parcel), who, ctx)
+    return check_written_size(parcel, sizes_in_round(parcel, ctx), who, ctx)
 
 
 @operation

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx, context
-from sparing.core.gaussian import _normals_from_words, keyed_words
+from sparing.core.gaussian import keyed_words, normals_from_words
 
 _LINK_KINDS = {"3g": (1.0, 4.0), "4g": (8.0, 25.0), "wifi": (15.0, 60.0), "fibre": (100.0, 300.0)}
 """Mbit/s up and down: round figures we assume, not measurements."""
@@ -47,6 +47,6 @@ def link_rates(
 
 
 def _spread_rates(middle: Tensor, spread: float, ctx: Ctx, name: str) -> Tensor:
-    steps = (spread * _normals_from_words(keyed_words(ctx, f"links/{name}", 2), 1)[:, 0]).tolist()
+    steps = (spread * normals_from_words(keyed_words(ctx, f"links/{name}", 2), 1)[:, 0]).tolist()
     drawn = [float(f"{x * math.exp(step):.{_RATE_DIGITS}g}") for x, step in zip(middle.tolist(), steps, strict=True)]
     return torch.tensor(drawn, dtype=torch.float64)

@@ -35,7 +35,11 @@ class LeafForm(NamedTuple):
     grains: tuple[int, ...]  # entries of each mask, where their counts are multiplied
 
 
-def leaf_sizes(leaves: dict[str, Leaf]) -> Callable[[], list[tuple[Number, Number]]]:
+LeafSizes = Callable[[], list[tuple[Number, Number]]]
+"""Bytes of each leaf's values and of its indices, once they are asked for."""
+
+
+def leaf_sizes(leaves: dict[str, Leaf]) -> LeafSizes:
     """Bytes of each leaf's values and of its indices, a byte apiece for their codes left out.
 
     Each is a number where it is the same for all clients and no mask is to be counted for it, else an array `[1]` or

@@ -27,9 +27,9 @@ from torch import Tensor
 
 from sparing.core.errors import WireError
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, client_count, parcel_row
-from sparing.wire.count import leaf_sizes
+from sparing.wire.count import LeafSizes, leaf_sizes
 from sparing.wire.index import Buffer, Number, Reader, varint, varint_size
-from sparing.wire.section import CODES, _numpy_array, read_floats, read_leaf, write_leaf
+from sparing.wire.section import CODES, numpy_array, read_floats, read_leaf, write_leaf
 
 MAGIC = b"SPAR"
 HASH, CRC = 8, 4
@@ -118,7 +118,7 @@ def _section_bytes(pieces: list[Buffer]) -> list[Buffer]:
 def write_note(name: str, note: Tensor) -> bytes:
     if note.dtype != torch.float32:
         raise WireError(f"note {name!r} is {note.dtype}: notes travel as float32, call .float()")
-    return _numpy_array(note).astype("<f4", copy=False).tobytes()
+    return numpy_array(note).astype("<f4", copy=False).tobytes()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -225,8 +225,8 @@ def parcel_sizes(parcel: Parcel) -> dict[str, Tensor]:
     return sizes_later(parcel)()
 
 
-def sizes_later(parcel: Parcel) -> Later:
-    """The same, counted now, but a device is waited for only when this is called."""
+def sizes_later(parcel: Parcel, found: LeafSizes | None = None) -> Later:
+    """The same, counted now, but a device is waited for when this is called; `found` is what is known of the leaves."""
     leaves, k = parcel.leaves.values(), client_count(parcel)
     notes = 4 * sum(math.prod(x.shape[1:]) for x in parcel.notes.values())
     if is_plain(parcel):
@@ -234,7 +234,7 @@ def sizes_later(parcel: Parcel) -> Later:
         return lambda: dict(plain_sizes(values, notes, k))
     scales = [0 if leaf.scale is None else 4 * leaf.scale.shape[1] for leaf in leaves]
     tags = [len(leaf.keep) + leaf.told + (leaf.value.dtype == CODES) for leaf in leaves]
-    found = leaf_sizes(parcel.leaves)
+    found = found or leaf_sizes(parcel.leaves)
     return lambda: _added_up(found(), scales, tags, notes, k)
 
 

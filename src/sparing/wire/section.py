@@ -32,7 +32,7 @@ def write_leaf(name: str, leaf: Leaf) -> list[Buffer]:
     """Masks, width of packed codes, scales, values: the pieces of one section (K = 1)."""
     _check_leaf(name, leaf)
     pieces, alive = write_masks(leaf)
-    scale = [] if leaf.scale is None else [_numpy_array(leaf.scale).astype("<f4", copy=False).tobytes()]
+    scale = [] if leaf.scale is None else [numpy_array(leaf.scale).astype("<f4", copy=False).tobytes()]
     width = [bytes([int(leaf.bits)])] if leaf.value.dtype == CODES and not leaf.tight else []
     return [*pieces, *width, *scale, *write_values(name, leaf, alive)]
 
@@ -51,16 +51,16 @@ def write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
     """The indices of a leaf, and which of its positions are sent: bool `[n]`, None for all."""
     shape = leaf.value.shape[1:]
     pieces: list[Buffer] = []
-    alive = None if leaf.scope is None else _flat_mask(_numpy_array(leaf.scope), shape)
+    alive = None if leaf.scope is None else _flat_mask(numpy_array(leaf.scope), shape)
     write = tight_index.encode_tight_index if leaf.tight else lambda bits, columns: index.encode_index(bits)
     if leaf.told:
         alive = np.ones(math.prod(shape), bool) if alive is None else alive
         pieces += write(alive, matrix_columns(shape))
     for keep in leaf.keep:
-        mask = _numpy_array(keep).reshape(-1)
+        mask = numpy_array(keep).reshape(-1)
         counts_alive = keep.shape[1:] == shape and alive is not None
         pieces += write(mask[alive], None) if counts_alive else write(mask, matrix_columns(keep.shape[1:]))
-        wide = _flat_mask(_numpy_array(keep), shape)
+        wide = _flat_mask(numpy_array(keep), shape)
         alive = wide if alive is None else alive & wide
     return pieces, alive
 
@@ -97,14 +97,14 @@ def _check_leaf(name: str, leaf: Leaf) -> None:
         raise WireError(f"leaf {name!r}: codes of {int(leaf.bits)} bits; set bits to 1 .. 8")
 
 
-def _numpy_array(x: Tensor) -> np.ndarray:
+def numpy_array(x: Tensor) -> np.ndarray:
     return x.detach().cpu().contiguous().numpy()
 
 
 def _plain_array(value: Tensor) -> np.ndarray:
     """The value as a flat NumPy array, bfloat16 as its bits, bool as bytes."""
     same = {torch.bfloat16: torch.int16, torch.bool: torch.uint8}.get(value.dtype, value.dtype)
-    return _numpy_array(value.detach().contiguous().view(same)).reshape(-1)
+    return numpy_array(value.detach().contiguous().view(same)).reshape(-1)
 
 
 def _flat_mask(mask: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -136,7 +136,7 @@ def from_codes(codes: np.ndarray, width: int) -> np.ndarray:
 
 def read_leaf(reader: Reader, spec: Spec) -> Leaf:
     scope, keep = spec.scope, []
-    alive = None if scope is None or spec.told else _flat_mask(_numpy_array(scope), spec.shape)
+    alive = None if scope is None or spec.told else _flat_mask(numpy_array(scope), spec.shape)
     read = tight_index.decode_tight_index if spec.tight else lambda reader, u, columns: index.decode_index(reader, u)
     if spec.told:
         alive = read(reader, math.prod(spec.shape), matrix_columns(spec.shape))

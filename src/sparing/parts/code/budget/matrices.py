@@ -99,7 +99,7 @@ def factor_codes(p: Tensor, q: Tensor, step_K: Tensor) -> tuple[Tensor, Tensor, 
     return cleared(a, keep), cleared(b, keep), keep
 
 
-def _fitting_matrix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def fitting_matrix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """The codes as float64, a divided by sqrt(|a| |b|)."""
     a, b = a.double(), b.double()
     size = (a.square().sum(2) * b.square().sum(2)).sqrt().sqrt()[:, :, None]
@@ -108,5 +108,5 @@ def _fitting_matrix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def component_product(a: Tensor, b: Tensor, step_K: Tensor) -> Tensor:
     """D a b^T / sqrt(|a| |b|) added up, `[K, rows, columns]` float64; the sums are exact."""
-    a, b = _fitting_matrix(a, b)
+    a, b = fitting_matrix(a, b)
     return column(step_K, a) * (a.mT @ b)

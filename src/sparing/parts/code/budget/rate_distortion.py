@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparing.core.keys import hashes, uniforms
 from sparing.core.reduce import largest_in_rows, total
-from sparing.parts.code.budget.matrices import SLOPE, _fitting_matrix, components_by_root, worthy_components
+from sparing.parts.code.budget.matrices import SLOPE, components_by_root, fitting_matrix, worthy_components
 from sparing.parts.code.budget.subspace import Components
 from sparing.parts.code.dead_zone import DEAD, TOP, codes_of
 
@@ -151,7 +151,7 @@ def _without_components(one: Piece, pairs: Pairs, rank: int, step: float) -> tup
     codes = codes_of(pairs.both[:, :rank], torch.tensor([own]).double())
     a, b = codes[:, :, : pairs.rows], codes[:, :, pairs.rows :]
     bits = entropy_of_rows(a[0].numpy()) + entropy_of_rows(b[0].numpy())
-    a, b = (part[0].T.contiguous() for part in _fitting_matrix(a, b))
+    a, b = (part[0].T.contiguous() for part in fitting_matrix(a, b))
     return bits, one.x - own * (a.index_select(0, one.row) * b.index_select(0, one.column)).sum(1)  # an exact sum
 
 
