@@ -303,7 +303,7 @@ def test_a_second_ctrl_c_ends_the_process_whatever_its_threads_do():
     assert child.stdout is not None
     child.stdout.readline()
     press(child)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=300)
     assert (child.returncode, err) == (130, "sparing: stopped at once; go on so\n")
 
 
@@ -312,7 +312,7 @@ def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
     while not Path("pressed/config.yaml").exists():
         assert child.poll() is None
     press(child)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == 130
     stands = r"(round \d+ of 100000 is|no round is) saved( yet)?"
     assert re.fullmatch(rf"sparing: stopped( at once)?; {stands}, go on with: sparing resume pressed\n", err)
@@ -333,7 +333,7 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on():
     while not Path("long/rounds.csv").exists() or len(Path("long/rounds.csv").read_text().splitlines()) < 3:
         assert child.poll() is None
     child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=300)
     assert child.returncode == 130
     assert err.startswith("sparing: stopped; round ")
     assert err.endswith("of 100000 is saved, go on with: sparing resume long\n")

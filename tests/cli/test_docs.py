@@ -38,6 +38,13 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
+def write_files(page: Path, home: Path) -> None:
+    """Blocks that begin with the name of a file, as that file."""
+    for code in blocks(page, "python"):
+        if name := re.match(r"# (\w+\.py)\n", code):
+            (home / name[1]).write_text(code)
+
+
 def having(language: str) -> list:
     pages = [page for page in PAGES if page.parent != REFERENCE and blocks(page, language)]
     return [pytest.param(page, id=page.stem) for page in pages if page.stem not in NOT_RUN or language != "python"]
@@ -66,6 +73,7 @@ def test_python_runs(page, home):
 
 @pytest.mark.parametrize("page", having("yaml"))
 def test_studies_are_studies(page, home):
+    write_files(page, home)
     for text in blocks(page, "yaml"):
         (home / "study.yaml").write_text(text)
         if "sweep" in yaml.safe_load(text):
@@ -96,7 +104,8 @@ def finished(tmp_path_factory):
 def test_commands_run(page, home, finished):
     shutil.copytree(finished, home / "runs")
     (home / "configs").symlink_to(ROOT / "configs")
-    sweeps = [text for text in blocks(page, "yaml") if "sweep:" in text]
+    write_files(page, home)
+    sweeps = [text for text in blocks(page, "yaml") if "sweep:" in text or "my_file.py" in text]
     (home / "study.yaml").write_text(sweeps[0] if sweeps else "task: {data: digits}\n")
     lines = [line[2:] for block in blocks(page, "console") for line in block.splitlines() if line.startswith("$ ")]
     for line in lines:
@@ -123,7 +132,8 @@ def try_command(words: list[str]) -> None:
 
 
 def downloaded(words: list[str]) -> str | None:
-    return next((word for word in words if word.startswith("task.data=") and word != "task.data=digits"), None)
+    here = ("task.data=digits", "task.data=my_file.py:load")
+    return next((word for word in words if word.startswith("task.data=") and word not in here), None)
 
 
 def smaller(words: list[str]) -> list[str]:
@@ -139,7 +149,9 @@ def smaller(words: list[str]) -> list[str]:
     if words[0] == "sweep":
         shown = {word.split("=")[0] for word in words}
         return [*words, *TINY, *(item for item in ONE_TRIAL if item.split("=")[0] not in shown)]
-    return [*words, *TINY] if words[0] in ("run", "check", "bench") else words
+    own = Path("study.yaml").is_file() and "my_file.py" in Path("study.yaml").read_text()
+    tiny = [item for item in TINY if not (own and item.startswith("task."))]
+    return [*words, *tiny] if words[0] in ("run", "check", "bench") else words
 
 
 def test_the_study_shown_is_the_one_in_configs(tmp_path):

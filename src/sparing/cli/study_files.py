@@ -1,5 +1,6 @@
 """What the command line needs to know of study files and run folders."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from itertools import count
@@ -27,7 +28,9 @@ def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
 
 def free_run_folder(study: Study) -> Path:
     """runs/TASK-METHOD-SEED, numbered from the second on."""
-    name = f"{study.task.data}-{method_name(study.method)}-{study.seed}"
+    data = study.task.data if isinstance(study.task.data, str) else next(iter(study.task.data), "")
+    data = "-".join(re.findall(r"[\w.]+", Path(data).name.replace(".py:", "-")))
+    name = f"{data}-{method_name(study.method)}-{study.seed}"
     names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
     return next(path for path in names if not path.exists())
 

@@ -1,8 +1,9 @@
 """How many threads work within one operation, for a while, and work done side by side."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -50,9 +51,25 @@ def work_side_by_side(
     4
     """
 
+    here = threading.Condition()
+    busy, stopping = 0, False
+
     def quietly(item: Item) -> Done:
         with torch.no_grad():  # every thread has its own mode
             return work(item)
+
+    def counted(item: Item) -> Done:
+        nonlocal busy
+        with here:
+            if stopping:
+                raise CancelledError
+            busy += 1
+        try:
+            return quietly(item)
+        finally:
+            with here:
+                busy -= 1
+                here.notify()
 
     if threads == 1:
         for item in items:
@@ -68,13 +85,13 @@ def work_side_by_side(
     with intra_op(1):
         try:
             for item in items:
-                under_way.append(pool.submit(quietly, item))
+                under_way.append(pool.submit(counted, item))
                 if len(under_way) > threads:
                     take_first()
             while under_way:
                 take_first()
         finally:
-            for future in under_way:
-                future.cancel()
-            wait(under_way)  # not for threads: one whose join is interrupted counts as ended, and is cut off at exit
-            pool.shutdown()
+            with here:  # not for futures or threads: Ctrl-C may come before the pool itself knows what it has begun
+                stopping = True
+                here.wait_for(lambda: not busy)
+            pool.shutdown(cancel_futures=True)

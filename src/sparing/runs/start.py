@@ -41,6 +41,7 @@ from sparing.runs.files.run_folder import (
 from sparing.runs.identity import refuse_other_identity, run_identity
 from sparing.runs.loop import Logger, RunState, cohort_size, privacy_account, train_rounds
 from sparing.runs.malloc import keep_freed_memory
+from sparing.runs.own_code import CODE_FOLDER, keep_copies, trust_code
 from sparing.runs.plan.settle import SettledPlan, settle_plan, study_device
 from sparing.runs.preflight import refuse_model_misfit
 from sparing.runs.privacy import secret as secrets
@@ -49,7 +50,7 @@ from sparing.runs.privacy.secret import Secret
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.results import Result
 from sparing.runs.snapshots import refuse_similarity_of_sizes
-from sparing.runs.study import FleetSection, Study, study_from
+from sparing.runs.study import FleetSection, Study, place_code, study_from
 from sparing.storage.bank import open_bank
 from sparing.tasks.build import build_task
 from sparing.tasks.task import Task, copy_model
@@ -81,8 +82,11 @@ def run(
         values["task"] = {"data": OWN_TASK, "clients": len(task), "split": None, "model": None}
         return start_run(study_from(values), task, out, loggers, secret)
     if task is not None:
-        values["task"] = {"data": task} if isinstance(task, str) else task
-    return start_run(study_from(values), None, out, loggers, secret)
+        values["task"] = {"data": task} if isinstance(task, str) else dict(task)
+    place_code(values)
+    own = study_from(values)
+    trust_code(own)  # whoever writes Python runs code of their own
+    return start_run(own, None, out, loggers, secret)
 
 
 def start_run(
@@ -103,23 +107,32 @@ def start_run(
             state.releases.create()
             if state.secret:
                 secrets.write_secret(folder.path, secret)
+            keep_copies(study, folder.path)
             state.save()
             folder.publish(study.model_dump())
         return _train_logged(state, loggers)
 
 
-def resume(path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = ()) -> Result:
-    """Continue the run in a folder from its last checkpoint. A run on your own Task needs that task again."""
+def resume(
+    path: str | Path, task: Task | None = None, loggers: Sequence[Logger] = (), *, trust: bool = False
+) -> Result:
+    """Continue the run in a folder from its last checkpoint. A run on your own Task needs that task again.
+
+    `trust`: run the code that came with the folder, though you have not run it before.
+    """
     with RunFolder.open(path) as folder:
         study = study_from(read_config(path), str(folder.path / CONFIG_FILE))
         if task is None and study.task.data == OWN_TASK:
             raise ConfigError(
                 f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
             )
+        copies = folder.path / CODE_FOLDER
+        if trust:
+            trust_code(study, copies)
         key = secrets.read_secret(folder.path)
         secret = Secret(key)
         path = study.plan.path
-        job, study = settle_study(study, task or task_from_study(study), secret)
+        job, study = settle_study(study, task or task_from_study(study, copies), secret)
         if study.plan.path != path:
             raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
         with closing(new_run(study, job, folder, secret)) as state:
@@ -159,8 +172,9 @@ def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
         return train_rounds(state, (log, *loggers))
 
 
-def task_from_study(study: Study) -> Task:
-    return build_task(**study.task.model_dump(), seed=study.seed)
+def task_from_study(study: Study, copies: Path | None = None) -> Task:
+    """`copies`: where a run keeps the code that it began with."""
+    return build_task(**study.task.model_dump(), seed=study.seed, copies=copies)
 
 
 def settle_study(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:

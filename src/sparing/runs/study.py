@@ -28,6 +28,7 @@ from sparing.core.method import Local, Phase, nothing
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
 from sparing.recipes.budget import bytes_of_text
+from sparing.tasks.code import CODE_KEYS, code_in, place_beside
 from sparing.train.optim import velocities
 
 _DEFAULT_PHASE = Phase()
@@ -61,6 +62,18 @@ class TaskSection(StudySection):
     held_out: NonNegativeInt | NonNegativeFloat = 0  # clients that never train: a count or a share
     probe: NonNegativeInt | NonNegativeFloat = 0  # training samples that the server keeps: a count or a share
     augment: list[Any] = []
+    loss: str | dict[str, Any] | None = None  # code of one's own; by default cross entropy, or for floats squared error
+
+    @model_validator(mode="after")
+    def clients_of_a_loader(self) -> "TaskSection":
+        """A loader of one's own says who holds what, unless a split is given."""
+        if "split" not in self.model_fields_set and "data" in self.code():
+            self.split = None
+        return self
+
+    def code(self) -> dict[str, str]:
+        """What it names of code that is not ours: key -> reference."""
+        return code_in({key: getattr(self, key) for key in CODE_KEYS})
 
 
 class LocalSection(StudySection):
@@ -237,7 +250,19 @@ def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
         apply_override(values, item)
     if "sweep" in values:
         raise ConfigError(f"{path} has a section sweep; try its settings with `sparing sweep {path}`")
+    place_code(values, path)
     return study_from(values, str(path) if path is not None else "study")
+
+
+def place_code(values: dict[str, Any], path: str | Path | None = None) -> None:
+    """Find the files of code that these values name, beside the study file or under the current folder, in place."""
+    task = values.get("task")
+    if not isinstance(task, dict):
+        return
+    folders = (*([] if path is None else [Path(path).parent]), Path())
+    for key, reference in code_in(task).items():
+        found, entry = place_beside(reference, folders), task[key]
+        task[key] = {found: entry[reference]} if isinstance(entry, dict) else found
 
 
 class _StrictLoader(yaml.SafeLoader):

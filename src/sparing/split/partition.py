@@ -96,7 +96,7 @@ def partition_dataset(
         tests,
         aside,
         law=split_in_words(name, options),
-        held_out=_draw_held_out(held_out, len(train), seed),
+        held_out=draw_held_out(held_out, len(train), seed),
         names=dealt.names,
         shifts=dealt.shifts,
         global_test=unseen if unseen is not None and len(unseen) else None,
@@ -181,7 +181,7 @@ def _deal_from_lists(
     return dealt._replace(own=[part[~official[part]] for part in own], test=[part[official[part]] for part in own])
 
 
-def _draw_held_out(held_out: int | float, clients: int, seed: int) -> np.ndarray:
+def draw_held_out(held_out: int | float, clients: int, seed: int) -> np.ndarray:
     """Ids of the clients that never train, ascending."""
     if isinstance(held_out, float):
         check_split_share("held-out", held_out)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from sparing.core.errors import ConfigError, nearest_name
 from sparing.data.options import name_and_options
 from sparing.runs.recipe_entries import recipes_from_entries
-from sparing.runs.study import SCIENTIFIC_NUMBER, Study, apply_override, method_list, read_yaml, study_from
+from sparing.runs.study import SCIENTIFIC_NUMBER, Study, apply_override, method_list, place_code, read_yaml, study_from
 
 TrialSettings = dict[str, Any]
 _JUDGES = ("accuracy", "personal_accuracy", "after_accuracy", "worst_decile")
@@ -52,6 +52,7 @@ def load_sweep(path: str | Path, overrides: list[str]) -> SweepSpec:
     values = read_yaml(Path(path))
     for item in overrides:
         apply_override(values, item)
+    place_code(values, path)
     return sweep_from(values, str(path))
 
 

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from sparing.cli import completion
-from sparing.cli.commands.shared import AsJson, StudyItems, print_json
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, admit_code, print_json
 from sparing.cli.data_and_cost import datasets_by_usage, print_datasets, show_cost, show_split, split_json
 from sparing.cli.explanation_text import print_explanation
 from sparing.cli.parcel_view import describe_parcels
@@ -56,6 +56,8 @@ def explain_command(
     """
     study = load_study(None, [f"method={method}", f"task.model={model}"])
     assert study.task.model is not None
+    if study.task.code():
+        raise ConfigError(f"--model is {model!r}, and explain runs no code but sparing's; `sparing check` does")
     found = explain_method(study.method, study.task.model, _parse_shape(shape), classes)
     if as_json:
         sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
@@ -109,6 +111,7 @@ def data_command(
 
 def check_command(
     items: StudyItems = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Validate a study, and say what it will cost before anything runs.
@@ -118,6 +121,7 @@ def check_command(
     """
     path, overrides = split_items(items or [])
     study = load_study(path, overrides)
+    admit_code(study, trust, overrides)
     cost = measure(study)
     if as_json:
         print_json(cost._asdict())

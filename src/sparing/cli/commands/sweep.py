@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from sparing.cli import sweep_view as shown
-from sparing.cli.commands.shared import AsJson, StudyItems, print_json
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, admit_code, print_json
 from sparing.cli.interrupt import INTERRUPT
 from sparing.cli.speed_table import show_speeds
 from sparing.cli.study_files import split_items
@@ -18,7 +18,7 @@ from sparing.runs.study import PersonalizationSection, load_study
 from sparing.sweeps.execute import run_sweep as do_sweep
 from sparing.sweeps.execute import train_winner
 from sparing.sweeps.processes import default_jobs
-from sparing.sweeps.spec import load_sweep, trial_study
+from sparing.sweeps.spec import corner_settings, load_sweep, trial_study
 
 
 def sweep_command(
@@ -26,6 +26,7 @@ def sweep_command(
     out: Annotated[Path | None, typer.Option(help="Folder of the sweep. [default: sweeps/STUDY]")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: cores; 1 on a GPU]")] = None,
     final: Annotated[bool, typer.Option("--final", help="Then train the winner and judge it on test samples.")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Try settings, judged on validation samples; call it again to go on.
@@ -41,6 +42,8 @@ def sweep_command(
     if path is None:
         raise ConfigError("a sweep needs a study file; write one with `sparing new first`")
     plan = load_sweep(path, overrides)
+    for settings in corner_settings(plan):
+        admit_code(trial_study(plan, settings, plan.seeds[0]), trust, overrides)
     folder = out or Path("sweeps") / Path(path).stem
     at_once = jobs or default_jobs([trial_study(plan, {}, plan.seeds[0])])
     console, winner = Console(), None
@@ -62,6 +65,7 @@ def sweep_command(
 def bench_command(
     items: StudyItems = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one to warm up.")] = 5,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Time a few rounds of a study, and of FedAvg on it, on this machine.
@@ -72,6 +76,7 @@ def bench_command(
     """
     path, overrides = split_items(items or [])
     study = load_study(path, overrides)
+    admit_code(study, trust, overrides)
     plain = study.model_copy(update={"method": ["fedavg"], "personalization": PersonalizationSection()})
     speeds = [time_rounds(one, rounds) for one in ([plain] if study.method == ["fedavg"] else [plain, study])]
     if as_json:

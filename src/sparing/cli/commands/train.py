@@ -10,7 +10,16 @@ from rich.console import Console
 
 from sparing.cli import demo as demonstration
 from sparing.cli import new_study as template
-from sparing.cli.commands.shared import AsJson, StudyItems, Verbose, complain, mention_secrets, print_json
+from sparing.cli.commands.shared import (
+    AsJson,
+    StudyItems,
+    Trust,
+    Verbose,
+    admit_code,
+    complain,
+    mention_secrets,
+    print_json,
+)
 from sparing.cli.interrupt import INTERRUPT
 from sparing.cli.pfllib_flags import study_from_flags
 from sparing.cli.progress import RunProgress, watch_progress
@@ -20,6 +29,7 @@ from sparing.cli.wording import method_name, print_result
 from sparing.reports.h5_files import write_h5
 from sparing.reports.run_folders import holds_study
 from sparing.runs.loop import Logger
+from sparing.runs.own_code import CODE_FOLDER
 from sparing.runs.privacy.secret import SECRET_FILE as SECRET
 from sparing.runs.privacy.secret import forget_secret as delete_secret
 from sparing.runs.results import Result
@@ -51,6 +61,7 @@ def run_command(
     items: StudyItems = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TASK-METHOD-SEED]")] = None,
     track: _TrackOption = None,
+    trust: Trust = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -63,12 +74,14 @@ def run_command(
     """
     path, overrides = split_items(items or [])
     study = load_study(path, overrides)
+    admit_code(study, trust, overrides)
     _finish_run(_begin_run(study, out or free_run_folder(study)), as_json, track or ())
 
 
 def resume_command(
     folder: Annotated[Path, typer.Argument(help="A run folder.")],
     track: _TrackOption = None,
+    trust: Trust = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
@@ -77,6 +90,7 @@ def resume_command(
     \b
     sparing resume runs/digits-fedavg-0
     """
+    admit_code(study_in_folder(folder), trust, copies=folder / CODE_FOLDER)
     _finish_run(_continue_run(folder), as_json, track or ())
 
 

@@ -1,0 +1,53 @@
+"""Code that a study names, on its way into a run: trusted, shown, and kept beside what it gave."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from sparing.core.errors import ConfigError
+from sparing.runs.study import Study
+from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
+from sparing.tasks.code import code_files, copy_name, untrusted_sentence
+from sparing.tasks.trust import is_trusted, trust
+
+CODE_FOLDER = "code"
+
+
+class NamedCode(NamedTuple):
+    """One entry of a study that names code, and one of the files that it runs."""
+
+    key: str
+    reference: str
+    path: Path
+    sha256: str
+
+
+def code_of_study(study: Study, copies: Path | None = None) -> list[NamedCode]:
+    return [
+        NamedCode(f"task.{key}", reference, file.path, file.sha256)
+        for key, reference in study.task.code().items()
+        for file in code_files(reference, copies)
+    ]
+
+
+def trust_code(study: Study, copies: Path | None = None) -> None:
+    """What the study names may run from now on, as it is now."""
+    for one in code_of_study(study, copies):
+        trust(one.sha256, one.path)
+
+
+def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
+    for reference in study.task.code().values():
+        for file in code_files(reference, copies):
+            if not is_trusted(file.sha256):
+                raise ConfigError(untrusted_sentence(reference, file))
+
+
+def keep_copies(study: Study, folder: Path) -> None:
+    """The files as they are now, in the run folder: whoever goes on with the run goes on with these."""
+    for reference in study.task.code().values():
+        place = reference.rpartition(":")[0]
+        if place.endswith(".py"):
+            path = folder / CODE_FOLDER / copy_name(place)
+            with os_errors_as_checkpoint_error(path):
+                path.parent.mkdir(exist_ok=True)
+                write_atomic(path, code_files(reference)[0].text)
