@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from sparing.cli import completion
-from sparing.runs.privacy.secret import SECRET_FILE as SECRET
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 StudyItems = Annotated[
@@ -28,6 +27,8 @@ def print_json(value: Any) -> None:
 
 def mention_secrets(folders: Iterable[Path]) -> None:
     """Whoever has the secret of a run can take its noise off, so whatever leaves a folder leaves it behind."""
+    from sparing.runs.privacy.secret import SECRET_FILE as SECRET
+
     for folder in folders:
         if (folder / SECRET).exists():
             complain(f"note: {folder / SECRET} stays behind; whoever has it can take the noise of this run off")
