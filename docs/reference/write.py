@@ -1,4 +1,7 @@
-"""Write cli.md, api.md and methods.md beside this file, from the code itself: `python docs/reference/write.py`."""
+"""Write cli.md, api.md and methods.md beside this file, from the code itself: `python docs/reference/write.py`.
+
+The table of names that the command line reads instead of the code (`sparing/runs/names.json`) is written with them.
+"""
 
 import ast
 import importlib
@@ -11,8 +14,9 @@ from typer.main import get_command
 
 from sparing.cli.app import app
 from sparing.cli.pfllib_flags import _make_parser
-from sparing.cli.wording import _default_text, recipe_options
+from sparing.cli.wording import _default_text
 from sparing.core.registry import known_recipes
+from sparing.runs.known_names import NAMES_FILE, names_table, recipe_options
 
 HERE = Path(__file__).parent
 MADE = "<!-- written by docs/reference/write.py; change the code, not this page -->\n"
@@ -165,3 +169,4 @@ PAGES = {"cli.md": cli, "methods.md": methods, "api.md": api}
 if __name__ == "__main__":
     for name, made in PAGES.items():
         (HERE / name).write_text(made(), encoding="utf-8")
+    NAMES_FILE.write_text(names_table(), encoding="utf-8")

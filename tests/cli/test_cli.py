@@ -262,7 +262,7 @@ def test_a_bug_shows_its_traceback(monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("sparing.cli.commands.train.start_run", broken)
+    monkeypatch.setattr("sparing.cli.watched_runs.start_run", broken)
     assert isinstance(call("run").exception, RuntimeError)
 
 

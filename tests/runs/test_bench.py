@@ -34,7 +34,7 @@ def test_fedavg_stands_beside_the_method(monkeypatch):
         asked.append((study.method, rounds))
         return _time_rounds(study, rounds)
 
-    monkeypatch.setattr("sparing.cli.commands.sweep.time_rounds", here)
+    monkeypatch.setattr("sparing.runs.speed.measure_speed", here)
     items = ["task.clients=4", "task.model=mlp", "plan.threads=1"]
     rows = json.loads(CliRunner().invoke(app, ["bench", *items, "method=topk", "--rounds", "2", "--json"]).stdout)
     assert asked == [(["fedavg"], 2), (["topk"], 2)]

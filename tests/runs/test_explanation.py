@@ -60,7 +60,10 @@ def test_what_travels_and_what_stays():
 def test_a_full_sync_is_not_taken_for_an_ordinary_round():
     plain = told("psfed").up.bytes
     for sync in (2, 5, 20):
-        assert abs(told([{"psfed": {"sync": sync}}]).up.bytes - plain) <= 8
+        found = told([{"psfed": {"sync": sync}}]).up
+        assert abs(found.about - plain) <= 8
+        assert 0 <= found.bytes - plain <= 24, "but for the lengths of lengths"
+        assert found.most == told("fedavg").up.bytes
     assert not told([{"psfed": {"selector": "layers"}}]).up.exact
 
 

@@ -1,4 +1,7 @@
-"""Accelerators are registered here, all of them or none: SPARING_PLAIN=1 in the environment leaves the plain paths."""
+"""Accelerators are registered when this module is imported, all of them or none.
+
+SPARING_PLAIN=1 in the environment leaves the plain paths.
+"""
 
 import os
 from collections.abc import Callable
@@ -100,3 +103,5 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (call.seems_finite, engine_bodies.fast_seems_finite),
 )
 """Every operation that has a faster body, and that."""
+
+install()

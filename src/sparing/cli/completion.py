@@ -2,14 +2,16 @@
 
 import glob
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from sparing.core.registry import known_recipes as known_methods
-from sparing.data import known_datasets as known_data
-from sparing.runs.study import Study, StudySection
+if TYPE_CHECKING:
+    from sparing.runs.study import StudySection
 
 
 def complete_datasets(incomplete: str) -> list[str]:
-    return _names_starting_with(incomplete, known_data())
+    from sparing.runs.known_names import known_names
+
+    return _names_starting_with(incomplete, known_names().datasets)
 
 
 def complete_methods(incomplete: str) -> list[str]:
@@ -18,8 +20,10 @@ def complete_methods(incomplete: str) -> list[str]:
     >>> complete_methods("psfed+int")
     ['psfed+int4', 'psfed+int8']
     """
+    from sparing.runs.known_names import known_names
+
     before, plus, last = incomplete.rpartition("+")
-    return [f"{before}{plus}{name}" for name in _names_starting_with(last, known_methods())]
+    return [f"{before}{plus}{name}" for name in _names_starting_with(last, known_names().methods)]
 
 
 def complete_study_items(incomplete: str) -> list[str]:
@@ -32,11 +36,15 @@ def complete_study_items(incomplete: str) -> list[str]:
     if equals:
         offers = {"method": complete_methods, "task.data": complete_datasets}.get(key)
         return [f"{key}={one}" for one in offers(value)] if offers else []
+    from sparing.runs.study import Study
+
     files = glob.glob(f"{glob.escape(incomplete)}*.yaml")
     return sorted(files) + _names_starting_with(incomplete, (f"{name}=" for name in _study_keys(Study)))
 
 
-def _study_keys(section: type[StudySection], above: str = "") -> Iterable[str]:
+def _study_keys(section: "type[StudySection]", above: str = "") -> Iterable[str]:
+    from sparing.runs.study import StudySection
+
     for name, field in section.model_fields.items():
         inner = field.annotation
         if isinstance(inner, type) and issubclass(inner, StudySection):

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from sparing.cli.wording import megabytes_text, size_text
-from sparing.data import known_datasets
 from sparing.data.dataset import Dataset
 from sparing.reports.split_picture import draw_split
 from sparing.runs.cost import StudyCost
@@ -17,17 +15,6 @@ from sparing.runs.study import TaskSection
 from sparing.split import split_report, split_report_lines
 from sparing.split.summary import SplitReport
 from sparing.tasks.build import load_and_partition
-
-
-def datasets_by_usage() -> dict[str, str]:
-    return {entry.usage: entry.about for entry in known_datasets().values()}
-
-
-def print_datasets(console: Console) -> None:
-    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
-    for usage, about in datasets_by_usage().items():
-        table.add_row(usage, about)
-    console.print(table)
 
 
 def _load_split(task: TaskSection, seed: int) -> tuple[Dataset, SplitReport]:

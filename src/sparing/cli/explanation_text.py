@@ -15,7 +15,7 @@ _MEMORY_WORDS = {
 _POSITION_WORDS = {
     "none": "",
     "free": "; both ends know which, so their positions cost nothing",
-    "paid": "; the data decides which, so their positions travel too",
+    "paid": "; the data decides which are written, so their positions travel too",
 }
 
 
@@ -45,8 +45,10 @@ def print_explanation(e: Explanation, console: Console) -> None:
     console.print()
     console.print(_cost_table(e), highlight=False)
     if not all(way.exact for size in e.sizes for way in (size.down, size.up)):
-        console.print("≤: at most; the data, or the round, decides how much less", style="dim")
+        console.print("≤: at most; about: what an update of normally distributed numbers takes", style="dim")
     console.print("per client, in a round after any warm-up that is no full sync", style="dim")
+    if most := _most_text(e):
+        console.print(most, style="dim")
     if any(size.other_parameters for size in e.sizes):
         console.print("\nwere factored convolutions k x k ones to the same rank, then 1 x 1 ones:", highlight=False)
         console.print(_other_cost_table(e), highlight=False)
@@ -124,4 +126,18 @@ def _other_cost_table(e: Explanation) -> Table:
 
 
 def _bytes_text(way: DirectionCost) -> str:
-    return ("" if way.exact else "≤ ") + size_text(way.bytes)
+    if way.exact:
+        return size_text(way.bytes)
+    about = "" if way.about >= way.bytes else f"about {size_text(way.about)}, "
+    return f"{about}≤ {size_text(way.bytes)}"
+
+
+def _most_text(e: Explanation) -> str:
+    """What other rounds cost, where that is more."""
+    said = []
+    for name in ("down", "up"):
+        ways = [getattr(size, name) for size in e.sizes]
+        most = max(way.most for way in ways)
+        if most > 1.01 * max(way.bytes for way in ways):
+            said.append(f"{size_text(most)} {name}")
+    return f"in any other round at most {' and '.join(said)}" if said else ""

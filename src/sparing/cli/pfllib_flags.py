@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from sparing.core.errors import ConfigError, check_range, nearest_name
-from sparing.core.registry import known_recipes
-from sparing.reports.h5_files import h5_file_name
+from sparing.runs.known_names import known_names
 from sparing.runs.study import Study, apply_override, study_from
 
 _DATA_NAMES = {"fashionmnist": "fashion-mnist", "fmnist": "fashion-mnist"}
@@ -50,6 +49,8 @@ class PfllibStudy(NamedTuple):
         return self.study.model_copy(update={"seed": self.study.seed + i})
 
     def folder(self, i: int) -> Path:
+        from sparing.reports.h5_files import h5_file_name
+
         return Path("runs") / Path(h5_file_name(self.dataset, self.algorithm, self.goal, i)).stem
 
 
@@ -136,9 +137,9 @@ def _task_from_flags(args: argparse.Namespace) -> dict[str, Any]:
 
 def _method_from_flags(args: argparse.Namespace, notes: list[str]) -> list[Any]:
     name = args.algorithm.lower().replace("_", "-")
-    if name not in known_recipes():
+    if name not in known_names().methods:
         raise ConfigError(
-            f"-algo is {args.algorithm!r}, which is no method here; {nearest_name(name, known_recipes())}"
+            f"-algo is {args.algorithm!r}, which is no method here; {nearest_name(name, known_names().methods)}"
         )
     for flag, low, high in (("topk", 0.01, 1), ("srbeta", 0.5, 1), ("srwarmup", 0, 20)):
         if (value := getattr(args, flag)) is not None:

@@ -1,16 +1,17 @@
-"""What the command line needs to know of study files and run folders."""
+"""From what was typed to a study."""
 
 import re
-import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
+from sparing.cli.commands.shared import complain
 from sparing.cli.wording import method_name
-from sparing.core.errors import CheckpointError, ConfigError
-from sparing.runs.files.run_folder import CONFIG_FILE, ROUNDS_FILE, read_config, saved_round
-from sparing.runs.results import Record, read_round_row
-from sparing.runs.study import Study, study_from
+from sparing.core.errors import ConfigError
+from sparing.data.options import name_and_options
+from sparing.runs.known_names import refuse_unknown_methods, refuse_unknown_task
+from sparing.runs.own_code import code_of_study, refuse_untrusted, trust_code
+from sparing.runs.study import Study, load_study
 
 
 def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -26,6 +27,34 @@ def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
     return (files[0] if files else None), overrides
 
 
+def load_known_study(path: str | None, overrides: Sequence[str]) -> Study:
+    """A study; what it names must exist, which is known before anything of it is imported."""
+    study = load_study(path, overrides)
+    refuse_unknown_methods([name_and_options("method", entry) for entry in study.method])
+    refuse_unknown_task(study.task.data, study.task.model)
+    return study
+
+
+def study_from_items(items: Sequence[str] | None, trusts: bool = False) -> Study:
+    """The same, as it was typed, and free to run the code that it names."""
+    path, overrides = split_items(items or [])
+    study = load_known_study(path, overrides)
+    admit_code(study, trusts, overrides)
+    return study
+
+
+def admit_code(study: Study, trusts: bool, typed: Sequence[str] = (), copies: Path | None = None) -> None:
+    """Say which code of others will run. It must be known to this user, trusted now, or named on the command line."""
+    references = study.task.code().values()
+    if not references:
+        return
+    if trusts or all(any(reference in word for word in typed) for reference in references):
+        trust_code(study, copies)
+    refuse_untrusted(study, copies)
+    for one in code_of_study(study, copies):
+        complain(f"{one.key} runs {one.reference} ({one.path}, sha256 {one.sha256[:12]})")
+
+
 def free_run_folder(study: Study) -> Path:
     """runs/TASK-METHOD-SEED, numbered from the second on."""
     data = study.task.data if isinstance(study.task.data, str) else next(iter(study.task.data), "")
@@ -33,28 +62,3 @@ def free_run_folder(study: Study) -> Path:
     name = f"{data}-{method_name(study.method)}-{study.seed}"
     names = (Path("runs") / (name if i == 1 else f"{name}-{i}") for i in count(1))
     return next(path for path in names if not path.exists())
-
-
-def study_in_folder(folder: Path) -> Study:
-    return study_from(read_config(folder), str(folder / CONFIG_FILE))
-
-
-def earlier_rounds(folder: Path) -> list[Record]:
-    """The records up to the last checkpoint; none if they cannot be read, which resuming itself will say better."""
-    done = saved_round(folder)
-    try:
-        return [read_round_row(line, {}) for line in (folder / ROUNDS_FILE).read_text().splitlines()[1 : 1 + done]]
-    except (OSError, ValueError):
-        return []
-
-
-def where_it_stands(folder: Path, rounds: int) -> str:
-    """What to tell someone who stopped a run."""
-    try:
-        done = saved_round(folder)
-    except CheckpointError as error:
-        return str(error)
-    if not (folder / CONFIG_FILE).exists():
-        return "nothing was written yet"
-    saved = f"round {done} of {rounds} is saved" if done else "no round is saved yet"
-    return f"{saved}, go on with: sparing resume {shlex.quote(str(folder))}"

@@ -16,13 +16,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparing.core.errors import ConfigError, nearest_name
-from sparing.runs.files.run_folder import read_config
-from sparing.runs.loop import Logger
-from sparing.runs.results import Record
 from sparing.storage.atomic import write_json
+
+if TYPE_CHECKING:
+    from sparing.runs.loop import Logger
+    from sparing.runs.results import Record
 
 _PROJECT, _TRACKED_FILE = "sparing", "tracked.json"
 _Numbers = dict[str, float]
@@ -88,7 +89,7 @@ TRACKERS = {"tensorboard": _open_tensorboard, "mlflow": _open_mlflow, "trackio":
 
 
 @contextmanager
-def tracking(names: Sequence[str], folder: str | Path) -> Iterator[Logger]:
+def tracking(names: Sequence[str], folder: str | Path) -> "Iterator[Logger]":
     """One logger that tells all of these trackers; they are closed in the end, however it comes."""
     for name in names:
         if name not in TRACKERS:
@@ -98,7 +99,7 @@ def tracking(names: Sequence[str], folder: str | Path) -> Iterator[Logger]:
     at_work: list[_OpenTracker] = []
     with ExitStack() as stack:
 
-        def log(record: Record) -> None:
+        def log(record: "Record") -> None:
             if not at_work:
                 for name in names:
                     at_work.append(_open_tracker(name, Path(folder), record.round))
@@ -110,6 +111,8 @@ def tracking(names: Sequence[str], folder: str | Path) -> Iterator[Logger]:
 
 
 def _open_tracker(name: str, folder: Path, first: int) -> _OpenTracker:
+    from sparing.runs.files.run_folder import read_config
+
     path = folder / _TRACKED_FILE
     try:
         before = json.loads(path.read_text()) if path.exists() else {}
@@ -121,7 +124,7 @@ def _open_tracker(name: str, folder: Path, first: int) -> _OpenTracker:
     return tracker
 
 
-def _record_numbers(record: Record) -> _Numbers:
+def _record_numbers(record: "Record") -> _Numbers:
     """What was measured in a round, by name; what the method itself reports among it."""
     values = asdict(record)
     said = values.pop("metrics")

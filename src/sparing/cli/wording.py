@@ -1,17 +1,16 @@
 """How numbers and results are put into words."""
 
-import importlib
-import inspect
 import json
-import pkgutil
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from sparing.core.registry import RecipeEntry
-from sparing.runs.results import Result
+from sparing.runs.known_names import KnownNames
+
+if TYPE_CHECKING:
+    from sparing.runs.results import Result
 
 _METHODS_HINT = """
 Combine them in order of execution, with options where you like:
@@ -58,7 +57,7 @@ def method_name(method: Sequence[Any]) -> str:
     return "+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in method)
 
 
-def print_result(result: Result, folder: str, console: Console) -> None:
+def print_result(result: "Result", folder: str, console: Console) -> None:
     """What a run came to, and where it lies."""
     rows = {
         "accuracy": f"{percent(result.accuracy)} (best {percent(result.best_accuracy)})",
@@ -83,21 +82,17 @@ def print_result(result: Result, folder: str, console: Console) -> None:
     console.print(grid)
 
 
-def recipe_options(entry: RecipeEntry) -> dict[str, Any]:
-    """The options of a recipe and their defaults."""
-    parameters = inspect.signature(entry.make).parameters.values()
-    return {p.name: None if p.default is p.empty else p.default for p in parameters}
-
-
-def print_methods(entries: Sequence[RecipeEntry], console: Console) -> None:
+def print_methods(names: KnownNames, console: Console) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
-    for entry in entries:
+    for entry in names.methods.values():
         grid.add_row(entry.name, entry.about)
-        if values := recipe_options(entry):
+        if entry.options:
             grid.add_row(
-                "", "  ".join(f"{name}={_default_text(value)}" for name, value in values.items()), style="cyan"
+                "",
+                "  ".join(f"{name}={_default_text(value)}" for name, value in entry.options.items()),
+                style="cyan",
             )
         if entry.paper:
             grid.add_row("", entry.paper, style="dim")
@@ -106,26 +101,10 @@ def print_methods(entries: Sequence[RecipeEntry], console: Console) -> None:
     parts = Table.grid(padding=(0, 2))
     parts.add_column(style="bold", no_wrap=True)
     parts.add_column()
-    for name, about in _parts_with_docs().items():
+    for name, about in names.parts.items():
         parts.add_row(name, about)
     console.print(parts, highlight=False)
     console.print(_METHODS_HINT, highlight=False, markup=False)
-
-
-def _parts_with_docs() -> dict[str, str]:
-    """Every module of sparing.parts and the first sentence of what it says about itself."""
-    package = importlib.import_module("sparing.parts")
-    found = [m.name for m in pkgutil.walk_packages(package.__path__, "sparing.parts.") if not m.ispkg]
-    modules = [importlib.import_module(name) for name in sorted(found, key=lambda name: name.rpartition(".")[2])]
-    return {m.__name__.rpartition(".")[2]: _first_sentence(m.__doc__ or "") for m in modules}
-
-
-def _first_sentence(text: str) -> str:
-    """
-    >>> _first_sentence("Masks: what\\ntravels. And more.")
-    'Masks: what travels.'
-    """
-    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].rstrip(".") + "."
 
 
 def _default_text(value: Any) -> str:

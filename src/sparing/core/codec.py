@@ -93,6 +93,9 @@ def _lead_past(codec: Codec, is_past: Callable[[str], bool]) -> Codec:
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         rest, aside = parted(expected.leaves)
         out = codec.schema(expected._replace(leaves=rest), ctx)
+        if aside:  # a codec says nothing of what it does not see
+            past = expected.limit is not None and bool(aside.keys() & expected.limit.names)
+            out = out._replace(most=expected.most, limit=expected.limit if past else out.limit)
         return out._replace(leaves=_in_order(expected.leaves, out.leaves, aside))
 
     def lost(parcel: Parcel, state: Tree, ctx: Ctx) -> Tree:

@@ -79,7 +79,9 @@ def narrow_share(a: Share, b: Share) -> Share:
     def look(state: Tree, gradient: Tree) -> Tree:
         return prefixed("a", a.look(under("a", state), gradient)) | prefixed("b", b.look(under("b", state), gradient))
 
-    return Share(down, up, init, learn, a.own | b.own, a.private | b.private, given, a.values | b.values, look)
+    most = min((x for x in (a.most, b.most) if x is not None), default=None)
+    kept = (a.own | b.own, a.private | b.private)
+    return Share(down, up, init, learn, *kept, given, a.values | b.values, look, most, a.syncs or b.syncs)
 
 
 def weighed_by(method: Method, weigh: Weigh) -> Method:

@@ -71,6 +71,8 @@ class Share(NamedTuple):
     given: Callable[[Tree, Ctx], Tree] = lambda own, ctx: own  # own tensors that follow from ctx, filled in
     values: frozenset[str] = frozenset()  # tensors that go up as they are, not as updates: memory cannot add them up
     look: Callable[[Tree, Tree], Tree] = lambda state, gradient: state  # (state, gradient): see `Method.probe`
+    most: int | None = None  # parameters that travel in an ordinary round, at most; None: maybe all
+    syncs: bool = False  # whether there are rounds in which all of them do
 
 
 class View(NamedTuple):

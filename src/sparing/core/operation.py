@@ -2,7 +2,8 @@
 
 Calling an operation runs its body, which is the plain function until `register` puts another one in its place. Such a
 body takes the same arguments and gives the same bits, unless it says otherwise; what it cannot take it hands on to
-`plain`. Nothing here or in any plain body knows where its tensors live.
+`plain`. Nothing here or in any plain body knows where its tensors live. Faster bodies are imported when the first
+operation is called, or something else asks for them (`install_waiting`): importing an operation alone costs nothing.
 
     >>> @operation
     ... def double(x: int) -> int:
@@ -14,6 +15,7 @@ body takes the same arguments and gives the same bits, unless it says otherwise;
 
 from collections.abc import Callable
 from functools import wraps
+from threading import RLock
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, cast
 
 P = ParamSpec("P")
@@ -28,6 +30,23 @@ class Operation(Protocol, Generic[P, R]):
 
 
 OPERATIONS: list[Operation] = []
+_waiting: list[Callable[[], object]] = []
+_waiting_lock = RLock()
+
+
+def before_first_operation(install: Callable[[], object]) -> None:
+    """Have `install` register its bodies as late as that."""
+    _waiting.append(install)
+
+
+def install_waiting() -> None:
+    """Whatever waits for the first operation is installed now."""
+    if _waiting:
+        with _waiting_lock:
+            while _waiting:
+                for made in OPERATIONS:
+                    made.body = made.plain
+                _waiting.pop()()
 
 
 def operation(plain: Callable[P, R]) -> Operation[P, R]:
@@ -37,18 +56,24 @@ def operation(plain: Callable[P, R]) -> Operation[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return made.body(*args, **kwargs)
 
+    def first(*args: P.args, **kwargs: P.kwargs) -> R:
+        install_waiting()
+        return made.body(*args, **kwargs)
+
     made = cast(Operation[P, R], call)
-    made.plain = made.body = plain
+    made.plain, made.body = plain, first if _waiting else plain
     OPERATIONS.append(made)
     return made
 
 
 def register(made: Operation, body: Callable[..., Any]) -> None:
     """From now on calls of this operation run `body`."""
+    install_waiting()
     made.body = body
 
 
 def plain_again() -> None:
     """Every operation runs its plain body."""
+    install_waiting()
     for made in OPERATIONS:
         made.body = made.plain

@@ -16,6 +16,7 @@ Values are zero wherever they are not sent, so a parcel has one form only and `f
     tensor([[False,  True]])
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -58,12 +59,26 @@ class Spec(NamedTuple):
     grains: tuple[tuple[int, ...], ...] = ()  # the shape of each keep mask, without the client axis
     scales: int = 0  # s, where the leaf's scale is [K, s]
     tight: bool = False
+    most: int | None = None  # values sent at most, where that is less than what is in scope
+    bits: int = 8  # of codes, at most
+
+
+class Limit(NamedTuple):
+    """What leaves hold together, at most."""
+
+    names: frozenset[str]
+    shared: int  # values in scope
+    sent: int  # values sent
 
 
 class Schema(NamedTuple):
+    """What a receiver knows of a parcel. How large it can be follows from it: `wire.bound.most_bytes`."""
+
     leaves: dict[str, Spec]
     notes: dict[str, int]  # name -> scalars per client
     about: str = ""  # hashed into the header: seed, round, client, direction
+    limit: Limit | None = None
+    most: float = math.inf  # bytes that codecs keep to, unless a parcel that says nothing takes more
 
 
 class Cut(NamedTuple):

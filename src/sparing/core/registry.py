@@ -2,30 +2,34 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparing.core.errors import ConfigError, nearest_name
-from sparing.core.method import Recipe
+
+if TYPE_CHECKING:
+    from sparing.core.method import Recipe
 
 
 class RecipeEntry(NamedTuple):
     """A named recipe: calling `make` with its options gives the Recipe."""
 
     name: str
-    make: Callable[..., Recipe]
+    make: "Callable[..., Recipe]"
     about: str
     paper: str
 
 
 REGISTRY: dict[str, RecipeEntry] = {}
+RECIPE_GROUP = "sparing.recipes"
+"""The entry points by which installed packages bring methods."""
 
 
-def recipe(name: str, paper: str = "") -> Callable[[Callable[..., Recipe]], Callable[..., Recipe]]:
+def recipe(name: str, paper: str = "") -> "Callable[[Callable[..., Recipe]], Callable[..., Recipe]]":
     """Register a function from options to a Recipe; its docstring's first line is what `sparing methods` prints."""
 
-    def register(make: Callable[..., Recipe]) -> Callable[..., Recipe]:
+    def register(make: "Callable[..., Recipe]") -> "Callable[..., Recipe]":
         about = (make.__doc__ or "").strip().split("\n")[0]
         REGISTRY[name] = RecipeEntry(name, make, about, paper)
         return make
@@ -38,7 +42,7 @@ def known_recipes() -> dict[str, RecipeEntry]:
     package = importlib.import_module("sparing.recipes")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"sparing.recipes.{module.name}")
-    for point in entry_points(group="sparing.recipes"):
+    for point in entry_points(group=RECIPE_GROUP):
         point.load()
     return dict(sorted(REGISTRY.items()))
 
@@ -46,5 +50,9 @@ def known_recipes() -> dict[str, RecipeEntry]:
 def find_recipe(name: str) -> RecipeEntry:
     entries = known_recipes()
     if name not in entries:
-        raise ConfigError(f"unknown method {name!r}; {nearest_name(name, entries)}")
+        raise unknown_recipe(name, entries)
     return entries[name]
+
+
+def unknown_recipe(name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"unknown method {name!r}; {nearest_name(name, known)}")

@@ -4,7 +4,22 @@ Files are looked for in the folder `SPARING_DATA` and in the cache folder `~/.ca
 behind anyone's back. A missing dataset says which command fetches it.
 """
 
-from sparing.data.registry import known_datasets, load_dataset, register_dataset
-from sparing.data.sets.digits import digits_tensors
+from typing import TYPE_CHECKING
+
+from sparing.core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from sparing.data.registry import known_datasets, load_dataset, register_dataset
+    from sparing.data.sets.digits import digits_tensors
 
 __all__ = ["digits_tensors", "known_datasets", "load_dataset", "register_dataset"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "digits_tensors": "sparing.data.sets.digits",
+        "known_datasets": "sparing.data.registry",
+        "load_dataset": "sparing.data.registry",
+        "register_dataset": "sparing.data.registry",
+    },
+)

@@ -1,7 +1,7 @@
 """A name with or without options, as a study writes it: `cnn`, or `{mlp: {hidden: [200, 200]}}`."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -35,9 +35,7 @@ def validate_options(
     out = {}
     for key, value in options.items():
         if key not in known:
-            raise ConfigError(
-                f"{what} {name!r} has no option {key!r}; {nearest_name(str(key), known) if known else 'it takes none'}"
-            )
+            raise unknown_option(what, name, key, known)
         hint = known[key].annotation
         if isinstance(value, bool) and "bool" not in str(hint) and hint not in (inspect.Parameter.empty, Any):
             raise ConfigError(f"{name}.{key} is {str(value).lower()}, which is no number or word it could mean")
@@ -46,3 +44,12 @@ def validate_options(
         except ValidationError as error:
             raise ConfigError(f"{name}.{key} is {value!r}: {error.errors()[0]['msg'].lower()}") from None
     return out
+
+
+def unknown_option(what: str, name: str, option: Any, known: Mapping[str, Any]) -> ConfigError:
+    hint = nearest_name(str(option), known) if known else "it takes none"
+    return ConfigError(f"{what} {name!r} has no option {option!r}; {hint}")
+
+
+def unknown_model(name: str, known: Iterable[str]) -> ConfigError:
+    return ConfigError(f"no model is called {name!r}: {nearest_name(name, known)}")

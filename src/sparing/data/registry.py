@@ -3,13 +3,15 @@
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparing.core.errors import DataError, nearest_name
-from sparing.data.dataset import Dataset
 
-DatasetLoader = Callable[..., Dataset]
+if TYPE_CHECKING:
+    from sparing.data.dataset import Dataset
+
+DatasetLoader = Callable[..., "Dataset"]
 
 
 class DatasetEntry(NamedTuple):
@@ -46,7 +48,7 @@ def known_datasets() -> dict[str, DatasetEntry]:
     return dict(sorted(_DATASETS.items()))
 
 
-def load_dataset(name: str, **options: Any) -> Dataset:
+def load_dataset(name: str, **options: Any) -> "Dataset":
     """A dataset by name, decoded once and memory-mapped from then on; see docs/data.md for the names and options.
 
     >>> digits = load_dataset("digits")
@@ -56,7 +58,7 @@ def load_dataset(name: str, **options: Any) -> Dataset:
     head, colon, place = name.partition(":")
     entries = known_datasets()
     if head not in entries:
-        raise DataError(f"no data is called {name!r}; {nearest_name(head, entries)}")
+        raise unknown_dataset(name, entries)
     entry = entries[head]
     if (":" in entry.usage) != bool(place):
         raise DataError(f"{name!r} does not say what to load: write it as {entry.usage!r}")
@@ -66,3 +68,7 @@ def load_dataset(name: str, **options: Any) -> Dataset:
             hint = nearest_name(option, takes) if takes else "it takes none"
             raise DataError(f"data {head!r} has no option {option!r}; {hint}")
     return entry.load(place, **options) if colon else entry.load(**options)
+
+
+def unknown_dataset(name: str, known: Iterable[str]) -> DataError:
+    return DataError(f"no data is called {name!r}; {nearest_name(name.partition(':')[0], known)}")

@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from sparing.core.errors import ConfigError, nearest_name
-from sparing.data.options import name_and_options, validate_options
+from sparing.core.errors import ConfigError
+from sparing.data.options import name_and_options, unknown_model, validate_options
 from sparing.models.adapter import with_adapter
 
 ModelBuilder = Callable[..., nn.Module]
@@ -41,7 +41,7 @@ def build_network(name: str | Mapping[str, Any], shape: tuple[int, ...], classes
     """
     name, own = name_and_options("model", name)
     if name not in MODELS:
-        raise ConfigError(f"no model is called {name!r}: {nearest_name(name, MODELS)}")
+        raise unknown_model(name, MODELS)
     own = own | options
     width = own.pop("adapter", None)
     model = MODELS[name](shape, classes, **validate_options("model", name, MODELS[name], own, given=2))

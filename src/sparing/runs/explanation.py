@@ -1,13 +1,11 @@
 """What a method does, before anything runs: what travels, what stays, what is remembered, and what it costs.
 
-Nothing is asserted about a method here: its own functions are called once for one client, with made-up weights, and the
+Nothing is asserted about a method here: its own functions are called for one client, with made-up weights, and the
 parcels that come out are looked at. Bytes are exact where the method fixes them (with masks, but for the length of a
-length per layer); where the data decides what is kept, they are what it takes at most: as much kept as the method ever
-keeps, every index a bitmap.
+length per layer). Bounds follow from the schemas of the method's codecs (`wire.bound`): no run exceeds them.
 """
 
 import copy
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +17,7 @@ from sparing.core.context import Ctx, context
 from sparing.core.download import is_whole_model
 from sparing.core.errors import ConfigError
 from sparing.core.method import Lesson, Method, Trained
-from sparing.core.parcel import Leaf, Parcel, sent_mask
+from sparing.core.parcel import Cuts, Parcel
 from sparing.core.registry import find_recipe
 from sparing.core.round import Server, client, first_client, first_row, first_server, method_for_size, outgoing
 from sparing.core.tree import Layout, Tree, layout_of, tree_of, under
@@ -27,11 +25,12 @@ from sparing.core.versions import commonly_held
 from sparing.data.options import name_and_options
 from sparing.models import build_network
 from sparing.parts.factors import FactoredConv, kernel_sides
+from sparing.runs.byte_bounds import bounds_of, cuts_in, shared_values
 from sparing.runs.plan.settle import tree_bytes
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import method_list
 from sparing.storage.bank import open_bank
-from sparing.wire import nbytes, parcel_sizes
+from sparing.wire import nbytes
 
 _MADE_UP_CLIENTS, _MADE_UP_SAMPLES, _MADE_UP_ROUNDS = 100, 100, 23
 _LATE_ROUNDS = (13, 17, 19, 23, 14)
@@ -46,9 +45,11 @@ class DirectionCost(NamedTuple):
 
     parameters: int  # values of parameters that the method lets through
     buffers: int
-    sent: int  # values of parameters really written, at most
-    bytes: int
+    sent: int  # values of parameters really written, at most; all where the method writes something else of them
+    bytes: int  # of an ordinary round: exactly, or at most
     exact: bool  # else `bytes` is a bound
+    about: int  # bytes where the update is normally distributed
+    most: int  # bytes that no round exceeds, be it a full sync, of a warm-up, or a first contact
     positions: str  # "none": everything is sent; "free": both ends know the positions; "paid": they travel
     notes: list[str]  # numbers that go along
 
@@ -175,27 +176,37 @@ def _explain_size(
             method.fit.module(net, number),
             (method.fit.names or [f"size {i}" for i in range(len(method.fit.layouts))])[number],
         )
-    seen, downs, ups = method_for_size(method, ctx), [], []
+    seen, downs, ups, travelled = method_for_size(method, ctx), [], [], []
     for t in _LATE_ROUNDS:
         ctx = _example_context(who, t, first=False)
         down = outgoing(method, server, ctx)
-        downs.append(_direction_cost(down, seen))
-        for train in (_loud_training, _spiky_training):
-            up, _ = client(method, first_client(method, initial), down, train, ctx)
-            ups.append(_direction_cost(up, seen))
+        travelled.append((down, ctx))
+        downs.append(_direction_cost(down, cuts_in(down), seen))
+        up, _ = client(method, first_client(method, initial), down, _loud_training, ctx)
+        ups.append(_direction_cost(up, seen.share.up(cuts_in(down), ctx), seen))
+    start = _example_context(who, 1, first=True)
+    first = outgoing(method, server, start)
+    ordinary, always = bounds_of(seen, travelled[:-1]), bounds_of(seen, [(first, start), *travelled], syncs=True)
     other = _split_the_other_way(theirs)
     return SizeExplanation(
         name=name,
         parameters=seen.layout.size,
         multiply_adds=_multiply_adds(theirs, shape),
-        down=_costliest_round(downs)._replace(
-            exact=_costliest_round(downs).exact and not _sends_updates(method, server)
-        ),
-        up=_costliest_round(ups),
-        first_bytes=int(nbytes(outgoing(method, server, _example_context(who, 1, first=True)))[0]),
+        down=_bounded(_costliest_round(downs), ordinary.down, always.down, _sends_updates(method, server)),
+        up=_bounded(_costliest_round(ups), ordinary.up, always.up, sent=ordinary.sent),
+        first_bytes=int(nbytes(first)[0]),
         other_parameters=layout_of(other).size if other else None,
         other_multiply_adds=_multiply_adds(other, shape) if other else None,
     )
+
+
+def _bounded(
+    way: DirectionCost, ordinary: int, always: int, updates: bool = False, sent: int | None = None
+) -> DirectionCost:
+    """With bounds; `updates`: what is sent is at most that much, or less."""
+    exact = way.exact and not updates
+    way = way._replace(sent=way.parameters if sent is None else min(way.parameters, sent))
+    return way._replace(exact=exact, bytes=way.bytes if exact else ordinary, most=max(always, ordinary))
 
 
 def _loud_training(lesson: Lesson, ctx: Ctx) -> Trained:
@@ -208,52 +219,25 @@ def _loud_training(lesson: Lesson, ctx: Ctx) -> Trained:
     return Trained(after, lesson.memory, {"loss": torch.ones(1)})
 
 
-def _spiky_training(lesson: Lesson, ctx: Ctx) -> Trained:
-    """As above, with a few entries far larger than all others."""
-    done, start = _loud_training(lesson, ctx), lesson.start
-    after = {
-        n: x + (x - start[n]) ** 5 / _LOUD_UPDATE**4 if x.is_floating_point() else x for n, x in done.after.items()
-    }
-    return done._replace(after=after)
-
-
-def _direction_cost(parcel: Parcel, method: Method) -> DirectionCost:
-    params, buffers, values, exact, index = 0, 0, 0, True, "none"
-    for name, leaf in parcel.leaves.items():
-        inside = _count_in_mask(leaf.scope, leaf)
-        if name in method.layout.buffers:
-            buffers += inside
-        else:
-            params, values = params + inside, values + _count_in_mask(sent_mask(leaf), leaf)
+def _direction_cost(parcel: Parcel, cuts: Cuts, method: Method) -> DirectionCost:
+    exact, index, layout = True, "none", method.layout
+    for leaf in parcel.leaves.values():
         if leaf.told or leaf.keep:
             exact, index = False, "paid"
         elif leaf.scope is not None and index == "none" and not bool(leaf.scope.all()):
             index = "free"
         exact &= not leaf.tight
-    loose = Parcel({name: leaf._replace(tight=False) for name, leaf in parcel.leaves.items()}, parcel.notes)
-    extra = sum(_bitmap_bytes(leaf) for leaf in loose.leaves.values()) - int(parcel_sizes(loose)["index"][0])
-    longest = int(nbytes(loose)[0]) + sum(leaf.tight for leaf in parcel.leaves.values())  # a byte more says how packed
-    total = longest + (0 if exact else max(extra, 0))
-    return DirectionCost(params, buffers, values, total, exact, index, list(parcel.notes))
+    buffers = shared_values(cuts, layout, layout.buffers)
+    params = shared_values(cuts, layout, cuts) - buffers
+    total = int(nbytes(parcel)[0])
+    return DirectionCost(params, buffers, params, total, exact, total, total, index, list(parcel.notes))
 
 
 def _costliest_round(ways: list[DirectionCost]) -> DirectionCost:
     """The round that sends most; a bound, if rounds differ by more than the lengths of lengths."""
-    count = len(ways) * (len(_LATE_ROUNDS) - 1) // len(_LATE_ROUNDS)
-    largest = max(ways[:count], key=lambda one: one.bytes)
+    largest = max(ways[:-1], key=lambda one: one.bytes)
     alike = max(abs(one.bytes - largest.bytes) for one in ways) <= largest.bytes / 1000 + 8
     return largest._replace(exact=largest.exact and alike)
-
-
-def _count_in_mask(mask: Tensor | None, leaf: Leaf) -> int:
-    return leaf.value[0].numel() if mask is None else int(mask.expand_as(leaf.value).sum())
-
-
-def _bitmap_bytes(leaf: Leaf) -> int:
-    """Bytes of this leaf's indices if each were a bitmap of what is in scope."""
-    full = leaf.value[0].numel() if leaf.told else _count_in_mask(leaf.scope, leaf)
-    grains = [min(math.prod(mask.shape[1:]), full) for mask in leaf.keep] + ([full] if leaf.told else [])
-    return sum(-(-grain // 8) for grain in grains)
 
 
 def _multiply_adds(net: nn.Module, shape: tuple[int, ...]) -> int:

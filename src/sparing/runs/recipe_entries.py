@@ -1,12 +1,15 @@
 """From the names and options in a study to recipes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparing.core.errors import ConfigError
-from sparing.core.method import Recipe
 from sparing.core.registry import find_recipe
 from sparing.data.options import name_and_options, validate_options
+from sparing.runs.known_names import refuse_unknown_methods
 from sparing.runs.study import method_list
+
+if TYPE_CHECKING:
+    from sparing.core.method import Recipe
 
 _PERSONAL_RECIPES = ("personal", "pfedsim", "fedper", "lg-fedavg", "fedrep", "fedbabu")
 """Recipes with options `layers` and `shared`, which the study's `personalization` fills in."""
@@ -14,12 +17,13 @@ _INNER_RECIPES_OPTION = "by"
 """The option of `broadcast` that is a list of recipes itself."""
 
 
-def recipes_from_entries(method: list[Any], layers: dict[str, list[str]] | None = None) -> list[Recipe]:
+def recipes_from_entries(method: list[Any], layers: dict[str, list[str]] | None = None) -> "list[Recipe]":
     """One recipe per entry; unknown names and options are refused with the nearest known one.
 
     `layers` are the options of the entries that keep some layers at home.
     """
     entries = [name_and_options("method", entry) for entry in method]
+    refuse_unknown_methods(entries)
     names = [name for name, _ in entries]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from pydantic import (
@@ -23,15 +23,17 @@ from pydantic import (
     model_validator,
 )
 
+from sparing.core.byte_sizes import bytes_of_text
 from sparing.core.errors import ConfigError, nearest_name
-from sparing.core.method import Local, Phase, nothing
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
-from sparing.recipes.budget import bytes_of_text
 from sparing.tasks.code import CODE_KEYS, code_in, place_beside
-from sparing.train.optim import velocities
 
-_DEFAULT_PHASE = Phase()
+if TYPE_CHECKING:
+    from sparing.core.method import Local
+
+USUAL_EPOCHS, USUAL_BATCH, USUAL_LR = 5, 10, 0.1
+"""As a Phase has them; written down here because studies are read without torch."""
 _SHORT_OPTIONS = {"budget": "bytes"}
 """Recipes behind which the value of one option may stand alone."""
 _BoolOrAuto = StrictBool | Literal["auto"]
@@ -79,9 +81,9 @@ class TaskSection(StudySection):
 class LocalSection(StudySection):
     epochs: PositiveInt | None = None  # the phase's own where neither epochs nor steps are given
     steps: PositiveInt | None = None
-    batch: int = Field(default=_DEFAULT_PHASE.batch, ge=1, lt=2**63)
+    batch: int = Field(default=USUAL_BATCH, ge=1, lt=2**63)
     optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = _DEFAULT_PHASE.lr
+    lr: PositiveFloat = USUAL_LR
     momentum: float = Field(default=0.0, ge=0, lt=1)
     velocity: Literal["fresh", "kept"] = "fresh"  # kept: a client's momentum goes on from its last round
     weight_decay: NonNegativeFloat = 0.0
@@ -92,7 +94,7 @@ class LocalSection(StudySection):
     @model_validator(mode="after")
     def one_meaning(self) -> "LocalSection":
         if self.steps is None and self.epochs is None:
-            self.epochs = _DEFAULT_PHASE.epochs
+            self.epochs = USUAL_EPOCHS
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
         if self.velocity == "kept" and not self.momentum:
@@ -101,7 +103,10 @@ class LocalSection(StudySection):
             raise ValueError(f"local.momentum is {self.momentum}, which adam has no use for; drop it")
         return self
 
-    def local(self) -> Local:
+    def local(self) -> "Local":
+        from sparing.core.method import Local, Phase, nothing
+        from sparing.train.optim import velocities
+
         values = self.model_dump(exclude={"buffers", "velocity"}, exclude_none=True)
         return Local((Phase(**values),), self.buffers, velocities if self.velocity == "kept" else nothing)
 

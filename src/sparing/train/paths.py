@@ -6,6 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, nearest_name
+from sparing.core.operation import install_waiting
 from sparing.core.tree import Models
 from sparing.train.call import PathCall
 from sparing.train.evaluate import PLAIN_RUNNER, Runner
@@ -22,6 +23,7 @@ PATHS: dict[str, TrainPath] = {"loop": TrainPath(train_loop, PLAIN_RUNNER, in_tu
 
 
 def path_called(name: str) -> TrainPath:
+    install_waiting()
     if name not in PATHS:
         raise ConfigError(f"no path is called {name!r}: {nearest_name(name, PATHS)}")
     return PATHS[name]

@@ -4,15 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sparing.cli.commands.shared import AsJson, complain, mention_secrets, print_json
 from sparing.core.errors import ConfigError
-from sparing.reports import comparison_tables as shown
-from sparing.reports.comparison import compare_groups as compare_runs
-from sparing.reports.comparison import complete_groups
-from sparing.reports.h5_files import write_h5_files
-from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
 
 
 def compare_command(
@@ -45,6 +39,14 @@ def compare_command(
     """
     if csv + markdown + latex + as_json > 1:
         raise ConfigError("--csv, --markdown, --latex and --json are different answers; choose one")
+    from rich.console import Console
+
+    from sparing.reports import comparison_tables as shown
+    from sparing.reports.comparison import compare_groups as compare_runs
+    from sparing.reports.comparison import complete_groups
+    from sparing.reports.h5_files import write_h5_files
+    from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+
     groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(runs)])
     found = compare_runs(groups, baseline, target, tolerance, warmup, allow_incomplete)
     found = found._replace(notes=notes + found.notes)

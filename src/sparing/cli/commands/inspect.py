@@ -4,33 +4,24 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from sparing.cli import completion
-from sparing.cli.commands.shared import AsJson, StudyItems, Trust, admit_code, print_json
-from sparing.cli.data_and_cost import datasets_by_usage, print_datasets, show_cost, show_split, split_json
-from sparing.cli.explanation_text import print_explanation
-from sparing.cli.parcel_view import describe_parcels
-from sparing.cli.parcel_view import print_parcels as show_parcel
-from sparing.cli.study_files import split_items
-from sparing.cli.wording import print_methods, recipe_options
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, print_json
 from sparing.core.errors import ConfigError
-from sparing.core.registry import known_recipes
-from sparing.runs.cost import check_study as measure
-from sparing.runs.explanation import explain_method
-from sparing.runs.files.kept_parcels import load_parcel
-from sparing.runs.study import load_study
 
 
 def methods_command(as_json: AsJson = False) -> None:
     """List every method: what it does, its options, its paper."""
-    entries = list(known_recipes().values())
+    from rich.console import Console
+
+    from sparing.cli.wording import print_methods
+    from sparing.runs.known_names import known_names
+
+    names = known_names()
     if as_json:
-        print_json(
-            [{"name": e.name, "about": e.about, "options": recipe_options(e), "paper": e.paper} for e in entries]
-        )
+        print_json([one._asdict() for one in names.methods.values()])
     else:
-        print_methods(entries, Console())
+        print_methods(names, Console())
 
 
 def explain_command(
@@ -54,11 +45,18 @@ def explain_command(
     sparing explain fedhm --model resnet34 --classes 100
     sparing explain '[{psfed: {fraction: 0.1}}]' --model resnet50 --shape 3x224x224 --classes 1000 --json
     """
-    study = load_study(None, [f"method={method}", f"task.model={model}"])
+    from sparing.cli.study_files import load_known_study
+
+    study, sides = load_known_study(None, [f"method={method}", f"task.model={model}"]), _parse_shape(shape)
     assert study.task.model is not None
     if study.task.code():
         raise ConfigError(f"--model is {model!r}, and explain runs no code but sparing's; `sparing check` does")
-    found = explain_method(study.method, study.task.model, _parse_shape(shape), classes)
+    from rich.console import Console
+
+    from sparing.cli.explanation_text import print_explanation
+    from sparing.runs.explanation import explain_method
+
+    found = explain_method(study.method, study.task.model, sides, classes)
     if as_json:
         sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
         print_json({**found._asdict(), "sizes": sizes})
@@ -94,19 +92,35 @@ def data_command(
     sparing data digits split.dirichlet=0.1 clients=10
     sparing data cifar100 split=superclass
     """
-    if name is None and as_json:
-        print_json(datasets_by_usage())
-        return
+    from sparing.cli.study_files import load_known_study
+    from sparing.runs.known_names import known_names
+
     if name is None:
-        print_datasets(Console())
+        datasets = {one["usage"]: one["about"] for one in known_names().datasets.values()}
+        print_json(datasets) if as_json else _print_datasets(datasets)
         return
-    task = load_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    task = load_known_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    from rich.console import Console
+
+    from sparing.cli.data_and_cost import show_split, split_json
+
     if as_json:
         print_json(split_json(task, seed))
         return
     law = task.split if isinstance(task.split, str) else next(iter(task.split or {}), "iid")
     picture = out or Path(f"{name.replace(':', '-').replace('/', '-')}-{law}.png")
     show_split(task, seed, picture, Console())
+
+
+def _print_datasets(datasets: dict[str, str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
+    for usage, about in datasets.items():
+        table.add_row(usage, about)
+    Console().print(table)
 
 
 def check_command(
@@ -119,10 +133,15 @@ def check_command(
     \b
     sparing check study.yaml sample=100
     """
-    path, overrides = split_items(items or [])
-    study = load_study(path, overrides)
-    admit_code(study, trust, overrides)
-    cost = measure(study)
+    from sparing.cli.study_files import study_from_items
+
+    study = study_from_items(items, trust)
+    from rich.console import Console
+
+    from sparing.cli.data_and_cost import show_cost
+    from sparing.runs.cost import check_study
+
+    cost = check_study(study)
     if as_json:
         print_json(cost._asdict())
     else:
@@ -138,8 +157,13 @@ def wire_command(
     sparing run engine=debug plan.parcels=kept method=topk+int8+tight rounds=2 keeps every parcel of the run, and
     sparing wire RUN/parcels/round-0001/client-00003-up.spar looks into one.
     """
+    from rich.console import Console
+
+    from sparing.cli.parcel_view import describe_parcels, print_parcels
+    from sparing.runs.files.kept_parcels import load_parcel
+
     said = describe_parcels(*load_parcel(file))
     if as_json:
         print_json(said)
     else:
-        show_parcel(said, Console())
+        print_parcels(said, Console())

@@ -7,11 +7,6 @@ import typer
 
 from sparing.cli.commands.shared import mention_secrets
 from sparing.core.errors import ConfigError
-from sparing.reports import figure_files
-from sparing.reports.comparison import compare_groups, complete_groups
-from sparing.reports.html_page import report_figures, report_page
-from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
-from sparing.storage.atomic import write_atomic
 
 
 def report_command(
@@ -33,6 +28,12 @@ def report_command(
     sparing report runs
     sparing report 'runs/digits-*' -o digits.html --figures figures --format png,pdf
     """
+    from sparing.reports import figure_files
+    from sparing.reports.comparison import compare_groups, complete_groups
+    from sparing.reports.html_page import report_figures, report_page
+    from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+    from sparing.storage.atomic import write_atomic
+
     kinds = [word.strip() for word in formats.split(",")]
     strange = [word for word in kinds if word not in figure_files.FIGURE_FORMATS]
     if strange:

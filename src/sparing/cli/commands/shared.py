@@ -9,9 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from sparing.cli import completion
-from sparing.runs.own_code import code_of_study, refuse_untrusted, trust_code
-from sparing.runs.privacy.secret import SECRET_FILE as SECRET
-from sparing.runs.study import Study
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 StudyItems = Annotated[
@@ -27,21 +24,14 @@ StudyItems = Annotated[
 Trust = Annotated[bool, typer.Option("--trust", help="Run the code that the study names, though it is new to you.")]
 
 
-def admit_code(study: Study, trusts: bool, typed: Iterable[str] = (), copies: Path | None = None) -> None:
-    """Say which code of others will run. It must be known to this user, trusted now, or named on the command line."""
-    if trusts or all(any(reference in word for word in typed) for reference in study.task.code().values()):
-        trust_code(study, copies)
-    refuse_untrusted(study, copies)
-    for one in code_of_study(study, copies):
-        complain(f"{one.key} runs {one.reference} ({one.path}, sha256 {one.sha256[:12]})")
-
-
 def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2))
 
 
 def mention_secrets(folders: Iterable[Path]) -> None:
     """Whoever has the secret of a run can take its noise off, so whatever leaves a folder leaves it behind."""
+    from sparing.runs.privacy.secret import SECRET_FILE as SECRET
+
     for folder in folders:
         if (folder / SECRET).exists():
             complain(f"note: {folder / SECRET} stays behind; whoever has it can take the noise of this run off")

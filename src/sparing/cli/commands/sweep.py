@@ -5,20 +5,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from sparing.cli import sweep_view as shown
-from sparing.cli.commands.shared import AsJson, StudyItems, Trust, admit_code, print_json
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, print_json
 from sparing.cli.interrupt import INTERRUPT
-from sparing.cli.speed_table import show_speeds
-from sparing.cli.study_files import split_items
 from sparing.core.errors import ConfigError
-from sparing.runs.speed import measure_speed as time_rounds
-from sparing.runs.study import PersonalizationSection, load_study
-from sparing.sweeps.execute import run_sweep as do_sweep
-from sparing.sweeps.execute import train_winner
-from sparing.sweeps.processes import default_jobs
-from sparing.sweeps.spec import corner_settings, load_sweep, trial_study
 
 
 def sweep_command(
@@ -38,12 +28,21 @@ def sweep_command(
     sparing sweep study.yaml --jobs 4 --final
     sparing sweep study.yaml sweep.trials=60 --json
     """
+    from sparing.cli.study_files import admit_code, split_items
+    from sparing.sweeps.spec import corner_settings, load_sweep, trial_study
+
     path, overrides = split_items(items or [])
     if path is None:
         raise ConfigError("a sweep needs a study file; write one with `sparing new first`")
     plan = load_sweep(path, overrides)
     for settings in corner_settings(plan):
         admit_code(trial_study(plan, settings, plan.seeds[0]), trust, overrides)
+    from rich.console import Console
+
+    from sparing.cli import sweep_view as shown
+    from sparing.sweeps.execute import run_sweep, train_winner
+    from sparing.sweeps.processes import default_jobs
+
     folder = out or Path("sweeps") / Path(path).stem
     at_once = jobs or default_jobs([trial_study(plan, {}, plan.seeds[0])])
     console, winner = Console(), None
@@ -52,7 +51,7 @@ def sweep_command(
     words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
     advice = f"what was done is kept, go on with: {shlex.join(words)}"
     with INTERRUPT.advising(lambda: advice), shown.watch_sweep(console, as_json) as tell:
-        trials = do_sweep(plan, folder, at_once, tell)
+        trials = run_sweep(plan, folder, at_once, tell)
         if final:
             winner = train_winner(plan, folder, trials, at_once, tell)
     if as_json:
@@ -74,11 +73,17 @@ def bench_command(
     sparing bench study.yaml
     sparing bench method=psfed+topk+int8 task.model=resnet18 --rounds 3
     """
-    path, overrides = split_items(items or [])
-    study = load_study(path, overrides)
-    admit_code(study, trust, overrides)
+    from sparing.cli.study_files import study_from_items
+
+    study = study_from_items(items, trust)
+    from rich.console import Console
+
+    from sparing.cli.speed_table import show_speeds
+    from sparing.runs.speed import measure_speed
+    from sparing.runs.study import PersonalizationSection
+
     plain = study.model_copy(update={"method": ["fedavg"], "personalization": PersonalizationSection()})
-    speeds = [time_rounds(one, rounds) for one in ([plain] if study.method == ["fedavg"] else [plain, study])]
+    speeds = [measure_speed(one, rounds) for one in ([plain] if study.method == ["fedavg"] else [plain, study])]
     if as_json:
         print_json([{**speed._asdict(), "clients_per_second": speed.clients_per_second} for speed in speeds])
     else:

@@ -84,9 +84,9 @@ def eden_codec(layout: Layout, bits: int = 1, unbiased: bool = True) -> Codec:
         for name, spec in expected.leaves.items():
             if name in params:
                 shape = (math.prod(spec.shape) + _appended_places(spec),)
-                spec = spec._replace(shape=shape, dtype=torch.int8, scope=_wide_scope(spec), scales=1)
+                spec = spec._replace(shape=shape, dtype=torch.int8, scope=_wide_scope(spec), scales=1, bits=bits)
             leaves[name] = spec
-        return expected._replace(leaves=leaves)
+        return expected._replace(leaves=leaves, limit=None)  # vectors are filled up
 
     return Codec(encode, decode, schema, name="eden", effect=TURNS)
 

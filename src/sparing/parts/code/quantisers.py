@@ -159,7 +159,9 @@ def _coded_values(layout: Layout, quantiser: Quantiser, bits: int, name: str, tr
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         leaves = {
-            name: spec._replace(dtype=torch.int8, scales=_bucket_count(math.prod(spec.shape), quantiser.bucket))
+            name: spec._replace(
+                dtype=torch.int8, scales=_bucket_count(math.prod(spec.shape), quantiser.bucket), bits=bits
+            )
             if name in params
             else spec
             for name, spec in expected.leaves.items()

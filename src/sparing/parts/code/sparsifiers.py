@@ -14,7 +14,7 @@ from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
 from sparing.core.keys import hashes
 from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Trait, View
-from sparing.core.parcel import Leaf, Parcel, Schema, both_masks
+from sparing.core.parcel import Leaf, Limit, Parcel, Schema, both_masks
 from sparing.core.reduce import keep_largest, total
 from sparing.core.tree import Layout, Tree, cleared, column, flat
 
@@ -49,11 +49,23 @@ def topk_codec(layout: Layout, ratio: float, mode: str = "exact", over: str = "l
         return Parcel(leaves, parcel.notes), state
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
-        leaves = {
-            name: spec._replace(grains=(*spec.grains, spec.shape)) if name in params else spec
-            for name, spec in expected.leaves.items()
-        }
-        return expected._replace(leaves=leaves)
+        leaves = dict(expected.leaves)
+        for name in params & leaves.keys():
+            spec = leaves[name]
+            most = share_of_number(math.prod(spec.shape), ratio) if mode == "exact" and over == "layer" else spec.most
+            leaves[name] = spec._replace(grains=(*spec.grains, spec.shape), most=most)
+        return expected._replace(leaves=leaves, limit=limited(expected))
+
+    def limited(expected: Schema) -> Limit | None:
+        """What is sent of all layers; a quantile sends all that are equal to it."""
+        limit, names = expected.limit, params & expected.leaves.keys()
+        if mode == "quantile" or (limit is None and over == "layer"):
+            return limit
+        every = sum(math.prod(expected.leaves[name].shape) for name in names)
+        limit = limit or Limit(names, every, every)
+        spare = len(names) if over == "layer" else 0  # each is rounded up
+        sent = share_of_number(limit.shared, ratio) + spare
+        return limit._replace(sent=min(limit.sent, sent)) if limit.names <= names else limit
 
     compares = Form.CODES if over == "model" else Form.VALUES  # codes of layers are scaled apart
     return Codec(encode, schema=schema, name="topk", effect=SPARSIFIES._replace(refuses=FIXED | compares))

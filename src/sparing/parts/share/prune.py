@@ -37,12 +37,17 @@ def prune_by_magnitude(layout: Layout, keep: float = 0.5, over: str = "layer") -
     if not names:
         raise MethodError("prune would prune nothing: no weight of the model has two axes; drop it")
     whole = share_everything(layout)
+    groups = [[name] for name in names] if over == "layer" else [names]
+    sizes = [sum(math.prod(layout.shapes[name]) for name in group) for group in groups]
+
+    def kept_of(size: int) -> int:
+        return max(1, math.ceil(size * keep * (1 - 2.0**-50)))
 
     def init(model: Tree) -> Tree:
         out: Tree = {}
-        for group in [[name] for name in names] if over == "layer" else [names]:
+        for group in groups:
             values = torch.cat([flat(model[name]) for name in group], dim=1)
-            count = max(1, math.ceil(values.shape[1] * keep * (1 - 2.0**-50)))
+            count = kept_of(values.shape[1])
             masks = largest_in_rows(values, count).split([model[name][0].numel() for name in group], dim=1)
             out |= {name: mask.reshape(model[name].shape) for name, mask in zip(group, masks, strict=True)}
         return out
@@ -57,7 +62,8 @@ def prune_by_magnitude(layout: Layout, keep: float = 0.5, over: str = "layer") -
         """Clients without a copy of their own fill up what they are sent with zeros."""
         return {name: zeros(layout.shapes[name], layout.dtypes[name], ctx) for name in names if name not in own} | own
 
-    return Pruned(Share(down, up, init, given=given), frozenset(names))
+    most = layout.size - sum(sizes) + sum(map(kept_of, sizes))
+    return Pruned(Share(down, up, init, given=given, most=most), frozenset(names))
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, ctx: Ctx) -> Tensor:

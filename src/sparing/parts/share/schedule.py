@@ -87,4 +87,4 @@ def partial_share(layout: Layout, part: Share, count: Callable[[int], int], sync
         return state, {**report, "mask_count": float(layout.size)} if full(ctx.round) else report
 
     private = own if most == 0 and sync is None else frozenset()
-    return Share(down, up, part.init, learn, own, private, look=part.look)
+    return Share(down, up, part.init, learn, own, private, look=part.look, most=part.most, syncs=sync is not None)

@@ -26,6 +26,7 @@ from sparing.core.operation import operation
 from sparing.core.parcel import Cut, Cuts
 from sparing.core.round import voted_count
 from sparing.core.tree import Layout, Tree, flat, prefixed, under
+from sparing.parts.share.schedule import FAR
 
 DECAY = 0.9  # of a score, for every round that its position is not updated
 JOINS = {"union": torch.logical_or, "intersection": torch.logical_and}
@@ -236,7 +237,8 @@ def selected_share(
             size = voted_count(blended.update, blended.covered, layout)
         return select.learn(state, blended), {"mask_count": size}
 
-    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look)
+    most = max(count(1), count(FAR)) if select.exact else None  # counts go from the one to the other
+    return Share(down, up, select.init, learn, own=frozenset(layout.params), look=select.look, most=most)
 
 
 def _keyed_rows(ctx: Ctx, per_client: bool) -> Ctx:

@@ -16,13 +16,13 @@ from sparing.accel.install import SWITCH
 from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.accel.train_cuda.captured import can_capture
+from sparing.core.byte_sizes import bytes_of_text
 from sparing.core.errors import ConfigError
 from sparing.core.method import Form
 from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
 from sparing.engines.engine import Job
 from sparing.parts.size.mixture import Mix
-from sparing.recipes.budget import bytes_of_text
 from sparing.runs.plan.plan_cache import plan_cache_path, recall_plan, remember_plan
 from sparing.runs.plan.plan_trials import (
     TRIAL_STEPS,

@@ -64,6 +64,7 @@ class BudgetPlan(NamedTuple):
     matrices: dict[str, Matrix]  # those whose components may travel
     by: By
     least: int = 0  # bytes that say nothing yet: header, notes and buffers
+    most: float = math.inf  # bytes that may be sent
 
     @property
     def factors(self) -> set[str]:
@@ -72,7 +73,7 @@ class BudgetPlan(NamedTuple):
 
 def budget_codec(layout: Layout, most: float = math.inf, by: By = "best", skip: frozenset[str] = frozenset()) -> Codec:
     """At most so many bytes, and what the round leaves time for; tensors in `skip` never travel."""
-    plan = _budget_plan(layout, by, skip)
+    plan = _budget_plan(layout, by, skip)._replace(most=most)
     if most <= plan.least:
         raise ConfigError(
             f"budget.bytes is {most:g}, but {plan.least} bytes say nothing yet: header, notes and buffers; give more"
@@ -183,6 +184,7 @@ def decode_chosen(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> Parcel:
 def expect_chosen(plan: BudgetPlan, expected: Schema, ctx: Ctx) -> Schema:
     alone, joined = split_leaves(plan, expected.leaves)
     leaves = {name: spec for name, spec in expected.leaves.items() if name not in plan.shapes}
+    most = min(expected.most, plan.most) if alone or joined else expected.most
     if alone or joined:
         leaves[STEPS] = Spec((2 * (len(alone) + bool(joined)),), torch.int8, scales=1, tight=True)
     for name, how in alone.items():
@@ -193,7 +195,7 @@ def expect_chosen(plan: BudgetPlan, expected: Schema, ctx: Ctx) -> Schema:
     if joined:
         size = sum(math.prod(plan.shapes[name]) for name in joined)
         leaves[joint_name(joined)] = Spec((size,), torch.int8, tight=True)
-    return expected._replace(leaves=leaves)
+    return expected._replace(leaves=leaves, most=most)
 
 
 def _written_parcel(
