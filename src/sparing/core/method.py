@@ -6,7 +6,7 @@ nothing uses `{}`. All functions see the client axis: K is a whole chunk of the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Flag, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -292,7 +292,7 @@ class Fit(NamedTuple):
     names: tuple[str, ...] = ()  # what to call each size
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
-    check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
+    check: Callable[[nn.Module, Any], None] = lambda model, x: None  # refuse a network that cannot be resized so
 
     def size(self, ctx: Ctx) -> int:
         """That of these K clients."""

@@ -16,10 +16,12 @@ from sparing.core import tree
 from sparing.core.context import context
 from sparing.core.errors import CheckpointError
 from sparing.data.clients import Clients
+from sparing.data.inputs import Samples, sample_tensors
 from sparing.engines.engine import Job
 from sparing.runs.study import Study
 from sparing.train.evaluate import evaluate_all
-from sparing.train.losses import accuracy
+from sparing.train.losses import accuracy, sample_losses
+from sparing.train.model_call import main_tensor
 
 _IDENTITY_SAMPLES = 16
 _IDENTITY_TOLERANCE = 1e-3  # another machine rounds differently, another function gives something else
@@ -55,11 +57,12 @@ def run_identity(study: Study, job: Job) -> RunIdentity:
     }
 
 
-def _digest_of_sets(*sets: Clients | tuple[Tensor, ...] | None) -> str:
+def _digest_of_sets(*sets: Clients | tuple[Samples, ...] | None) -> str:
     found = hashlib.sha256()
     for one in sets:
         tensors = (one.start, one.count, one.x, one.y) if isinstance(one, Clients) else one or ()
-        found.update(tree.tree_sha256({str(i): x for i, x in enumerate(tensors)}).encode())
+        named = {name: x for i, one in enumerate(tensors) for name, x in sample_tensors(one, str(i))}
+        found.update(tree.tree_sha256(named).encode())
     return found.hexdigest()
 
 
@@ -68,8 +71,9 @@ def _losses_and_hits(job: Job) -> tuple[list[float], list[float]]:
     data, found = job.task.train, []
 
     def look(output: Any, y: Tensor) -> Tensor:
-        hits = accuracy(output, y) if isinstance(output, Tensor) else torch.zeros(0)
-        found.extend([job.task.loss(output, y).double().tolist(), hits.double().tolist()])
+        first = main_tensor(output)
+        hits = accuracy(first, y) if first is not None else torch.zeros(0)
+        found.extend([sample_losses(job.task.loss, output, y).double().tolist(), hits.double().tolist()])
         return torch.zeros(len(y), device=y.device)
 
     moved = {

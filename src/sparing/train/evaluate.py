@@ -12,9 +12,11 @@ from sparing.core.threads import intra_op
 from sparing.core.tree import Tree, row_count
 from sparing.data.clients import Clients
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples
 from sparing.train.keyed_layers import looks_at_batches
 from sparing.train.losses import Loss, accuracy, sample_losses
 from sparing.train.metrics import micro_aucs
+from sparing.train.model_call import call_model, main_tensor
 from sparing.train.torch_rng import GATE, own_rng
 from sparing.train.working_copy import (
     WorkingCopy,
@@ -116,7 +118,7 @@ def evaluate_all(
     model: nn.Module,
     loss: Loss,
     tree: Tree,
-    x: Tensor,
+    x: Samples,
     y: Tensor,
     static: bool = False,
     runner: Runner = PLAIN_RUNNER,
@@ -137,7 +139,7 @@ def evaluate_all(
     return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x)}
 
 
-def _scores(work: WorkingCopy, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> Scores:
+def _scores(work: WorkingCopy, loss: Loss, x: Samples, y: Tensor, places: Tensor) -> Scores:
     """Of the samples at these places.
 
     Batches are as equal as can be: with batch statistics, a last batch of one would say nothing.
@@ -145,20 +147,21 @@ def _scores(work: WorkingCopy, loss: Loss, x: Tensor, y: Tensor, places: Tensor)
     parts = []
     for place in places.to(x.device).tensor_split(-(-len(places) // work.width) or 1):
         if len(place):
-            output = work.module(to_network_input(gathered_samples(x, place, work)))
+            output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
             parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device)))
     return _joined_scores(parts)
 
 
 def scored_batch(loss: Loss, output: Any, y: Tensor) -> Scores:
-    if not isinstance(output, Tensor):
+    first = main_tensor(output)
+    if first is None:
         raise ConfigError(
             f"in evaluation, what the model gives is of type {type(output).__name__}, and accuracy is taken of one "
             "tensor: let its forward give the tensor alone unless self.training"
         )
-    plain = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
-    guesses = output.softmax(1) if plain else output.new_zeros(len(output), 0)
-    return Scores(accuracy(output, y), sample_losses(loss, output, y), guesses, y)
+    plain = first.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+    guesses = first.softmax(1) if plain else first.new_zeros(len(first), 0)
+    return Scores(accuracy(first, y), sample_losses(loss, output, y), guesses, y)
 
 
 def _joined_scores(parts: list[Scores]) -> Scores:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sparing.core.errors import ConfigError, DataError
+from sparing.train.model_call import main_tensor
 
 Loss = Callable[[Any, Tensor], Tensor]
 """What the model gives, mostly a tensor, and the targets, to one number per sample."""
@@ -22,10 +23,13 @@ def default_loss(y: Tensor) -> Loss:
 def sample_losses(loss: Loss, output: Any, y: Tensor) -> Tensor:
     """The loss of each sample, refused where it is not `[B]`: a mean would hide padding and weigh batches wrongly."""
     if not isinstance(output, Tensor) and loss in (cross_entropy, squared_error):
-        raise ConfigError(
-            f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give Task "
-            "a loss of (output, y) that takes it apart, or a model that gives one tensor"
-        )
+        first = main_tensor(output)
+        if first is None:
+            raise ConfigError(
+                f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give "
+                "Task a loss of (output, y) that takes it apart, or a model that gives one tensor"
+            )
+        output = first
     value = loss(output, y)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         seen = f"{value.dtype} numbers" if isinstance(value, Tensor) else f"something of type {type(value).__name__}"

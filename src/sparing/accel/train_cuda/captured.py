@@ -36,7 +36,8 @@ def can_capture(local: Local, start: Tree) -> bool:
 def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
     """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
     steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
-    if lesson.graph and not steered and can_capture(lesson.local, lesson.start):
+    single = isinstance(lesson.data.x, Tensor)  # a recording has one place for the samples
+    if lesson.graph and single and not steered and can_capture(lesson.local, lesson.start):
         with multiplying_as(lesson.precision):
             out = _play_phases(lesson)
         if out is not None:

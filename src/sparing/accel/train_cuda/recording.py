@@ -64,6 +64,7 @@ class Recording:
         from sparing.accel.train_cuda.kernels.layers import quicken, used_once
 
         data, device, precision = lesson.data, lesson.device, lesson.precision
+        assert isinstance(data.x, Tensor)
         self.work = stacked_copy(lesson.model, device, lesson.static)
         refuse_unstackable(self.work.module)
         self.loss, self.data, self.phase, self.k, self.steps = lesson.loss, data, phase, k, steps
@@ -233,6 +234,7 @@ class Recording:
         sheet = self.sheet.index_select(0, self.t)[0]
         at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
         real = None if self.real is None else self.real.index_select(0, self.t)[0]
+        assert isinstance(self.data.x, Tensor)
         samples = to_network_input(self.data.x[at])
         if self.data.augment:
             samples = augment_batch(samples, views, self.data.augment)
