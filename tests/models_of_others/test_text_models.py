@@ -144,3 +144,12 @@ def test_loaders_with_a_collator_are_read_whole():
     assert data.train.x.names == ("input_ids", "attention_mask")
     assert len(data.test_all[1]) == 12
     assert run(data).loss < 1
+
+
+def test_a_metric_of_torchmetrics():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    score = torchmetrics.classification.MulticlassF1Score(num_classes=2, average="macro")
+    held = task()
+    data = sparing.Task(bert, held.train, held.test, metric=["macro_f1", score])
+    last = run(data).table[-1].metrics
+    assert last["MulticlassF1Score"] == pytest.approx(last["macro_f1"], rel=1e-5)

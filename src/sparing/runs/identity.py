@@ -18,10 +18,12 @@ from sparing.core.errors import CheckpointError
 from sparing.data.clients import Clients
 from sparing.data.inputs import Samples, sample_tensors
 from sparing.engines.engine import Job
+from sparing.engines.evaluation import asked_for
 from sparing.runs.study import Study
 from sparing.train.evaluate import evaluate_all
 from sparing.train.losses import accuracy, sample_losses
 from sparing.train.model_call import main_tensor
+from sparing.train.named_metrics import LOSS
 
 _IDENTITY_SAMPLES = 16
 _IDENTITY_TOLERANCE = 1e-3  # another machine rounds differently, another function gives something else
@@ -37,12 +39,14 @@ _TERMS = {
     "fleet": "the file fleet.trace or fleet.capacity",
     "loss": "the loss",
     "accuracy": "how accuracy is measured",
+    "metrics": "the task's metrics",
 }
 
 
 def run_identity(study: Study, job: Job) -> RunIdentity:
     task = job.task
     losses, hits = _losses_and_hits(job)
+    asked = [name for name in asked_for(task) if task.metrics != (LOSS,)]
     return {
         "study": study.fingerprint(),
         "model": tree.tree_sha256(job.initial),
@@ -54,6 +58,7 @@ def run_identity(study: Study, job: Job) -> RunIdentity:
         "fleet": _digest_of_sets(job.fleet.trace, tuple(job.fleet.capacity.values())),
         "loss": losses,
         "accuracy": hits,
+        **({"metrics": " ".join(asked)} if asked else {}),
     }
 
 

@@ -21,6 +21,7 @@ from sparing.train.gradient import reaches_params
 from sparing.train.local import train
 from sparing.train.losses import cross_entropy, sample_losses, squared_error
 from sparing.train.model_call import main_tensor
+from sparing.train.working_copy import EVALUATED_AT_ONCE
 
 _PATH_TOLERANCE = {
     "stacked": 1e-3,
@@ -49,6 +50,9 @@ def refuse_model_misfit(job: Job) -> None:
             _refuse_unknown_labels(job, name, x, y)
         with _errors_as_sentence(job, name, x, y):
             _refuse_wide_types(job, name, x, y)
+    if task.test_all is not None:
+        x, y = task.test_all[0][:EVALUATED_AT_ONCE], task.test_all[1][:EVALUATED_AT_ONCE]
+        evaluate_all(job.model, task.loss, job.rest.complete(job.initial), x, y, metrics=task.metrics)
     with _errors_as_sentence(job, "train", *sets[0][1:], "while training"):
         _refuse_unreached_loss(job)
     for size, model in enumerate(job.sizes):

@@ -173,6 +173,7 @@ def settle_study_and_plan(study: Study, task: Task, secret: Secret | None = None
     """The same, and how the plan came about. `secret`: what the method's secret noise will be drawn from."""
     device = study_device(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
+    task = task.measured_by(study.evaluate.metrics) if study.evaluate.metrics else task
     fleet = _fleet_from_section(study.fleet, task, study.seed)
     if fleet.attack is not None and fleet.attack.kind == "label-flip":
         task = with_flipped_labels(task, fleet.attack.who)

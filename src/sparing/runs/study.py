@@ -155,6 +155,12 @@ class EvaluateSection(StudySection):
     who: list[Literal["global", "before", "after", "new"]] = ["global", "before"]
     steps: PositiveInt = 10  # of local training for new clients
     set: Literal["test", "validation"] = "test"
+    metrics: list[str] = []  # the first is what tables rank by; none: the task's own
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class PlanSection(StudySection):

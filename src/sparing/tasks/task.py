@@ -22,6 +22,7 @@ from sparing.data.clients import (
 from sparing.data.collected import is_dataset
 from sparing.data.inputs import Samples
 from sparing.train.losses import Loss, default_loss
+from sparing.train.named_metrics import Metric, read_metrics, usual_metric
 
 __all__ = ["Clients", "Task"]
 
@@ -38,6 +39,11 @@ class Task:
     first tensor of a tuple. Clients in `held_out` never train; they are the new clients of an evaluation. With test
     sets per client, `test_all` may be another global one. `probe` is one (x, y) that the server itself holds, for
     methods that look at a gradient there; it should be no test data.
+
+    `metric` is what counts, or a list of them, of which the first is what tables rank by: a name (accuracy, top5,
+    macro_f1, auc, multilabel_accuracy, multilabel_f1, mse, mae, r2, loss), a function of (outputs, targets) that gives
+    a number, or a metric of torchmetrics. Without it, accuracy, or the loss where targets are values. More is better,
+    unless the function has `higher_is_better = False`.
 
     >>> import torch
     >>> from torch import nn
@@ -56,6 +62,7 @@ class Task:
     samples: int  # of the clients that train
     validation: Clients | None  # one set per client, to choose settings by
     probe: tuple[Samples, Tensor] | None  # the server's own samples
+    metrics: tuple[Metric, ...]  # the first is what tables rank by
 
     def __init__(
         self,
@@ -68,6 +75,7 @@ class Task:
         test_all: Pair | None = None,
         validation: Sequence[Pair] | Clients | None = None,
         probe: Pair | None = None,
+        metric: Any = None,
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
@@ -93,6 +101,7 @@ class Task:
         for what, x in self.others():
             check_same_scale(self.train.x, x, what)
         self.loss = loss or default_loss(self.train.y)
+        self.metrics = (usual_metric(self.train.y, self.loss),) if metric is None else read_metrics(metric)
         self.held_out = _check_held_out(held_out, len(self.train))
         self.samples = int(self.train.count.sum()) - int(self.train.count[self.held_out].sum())
 
@@ -126,6 +135,12 @@ class Task:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the function given as model returned {model!r}; it must return an nn.Module")
         return model
+
+    def measured_by(self, metrics: Sequence[Any]) -> "Task":
+        """The same task with these metrics."""
+        other = copy.copy(self)
+        other.metrics = read_metrics(list(metrics))
+        return other
 
     def on_validation(self) -> "Task":
         """The same task, evaluated on the validation sets."""

@@ -88,6 +88,23 @@ def accuracy(output: Tensor, y: Tensor) -> Tensor:
     return (logits.argmax(-1) == y).float().reshape(len(y), -1).mean(1)
 
 
+def yes_or_no(output: Tensor, y: Tensor, loss: Loss) -> bool:
+    """Whether each target may be a yes or no of its own: one logit for each, and a loss that is not of values."""
+    return output.numel() == y.numel() and (not y.is_floating_point() or loss is not squared_error)
+
+
+def yes_or_no_accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """Share of each sample's targets guessed right, `[B]`, where a logit above zero is a yes; NaN where a target is
+    neither 0 nor 1.
+
+    >>> yes_or_no_accuracy(torch.tensor([[2.0, -1.0], [-3.0, 1.0]]), torch.tensor([[1, 1], [0, 7]]))
+    tensor([0.5000,    nan])
+    """
+    logits, targets = output.reshape(len(y), -1), y.reshape(len(y), -1)
+    right = ((logits > 0) == (targets == 1)).float()
+    return torch.where((targets == 0) | (targets == 1), right, torch.nan).mean(1)
+
+
 def classes_last(output: Tensor, y: Tensor) -> Tensor | None:
     if output.shape[:-1] == y.shape:
         return output

@@ -14,7 +14,7 @@ from sparing.train.model_call import call_with_state
 from sparing.train.working_copy import WorkingCopy, gathered_samples
 
 
-def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, ids: Tensor) -> Scores:
+def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, ids: Tensor, keep: bool) -> Scores:
     """What K clients' models make of their samples, run together; short clients are padded, then cut."""
     count, k = data.count[ids], len(ids)
     width = max(int(count.max()), 1)
@@ -27,6 +27,6 @@ def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, i
     for place in places.split(max(1, work.width // k), dim=1):
         x = to_network_input(gathered_samples(data.x, place.reshape(-1), work)).unflatten(0, place.shape)
         target = data.y.index_select(0, place.reshape(-1)).to(work.device)
-        marks = scored_batch(loss, tree_map(lambda out: out.flatten(0, 1), run(rows, x)), target)
+        marks = scored_batch(loss, tree_map(lambda out: out.flatten(0, 1), run(rows, x)), target, keep)
         parts.append([mark.unflatten(0, place.shape) for mark in marks])
     return Scores(*(torch.cat(part, dim=1).flatten(0, 1)[real] for part in zip(*parts, strict=True)))
