@@ -25,10 +25,13 @@ from pydantic import (
 
 from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Local, Phase, nothing
+from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
 from sparing.recipes.budget import bytes_of_text
 from sparing.train.optim import velocities
+from sparing.train.schedules import read_schedule
+from sparing.train.torch_optimisers import check_optimiser
 
 _DEFAULT_PHASE = Phase()
 _SHORT_OPTIONS = {"budget": "bytes"}
@@ -67,30 +70,66 @@ class LocalSection(StudySection):
     epochs: PositiveInt | None = None  # the phase's own where neither epochs nor steps are given
     steps: PositiveInt | None = None
     batch: int = Field(default=_DEFAULT_PHASE.batch, ge=1, lt=2**63)
-    optimiser: Literal["sgd", "adam"] = "sgd"
-    lr: PositiveFloat = _DEFAULT_PHASE.lr
+    optimiser: str = "sgd"  # or adam, adamw, or a class of torch.optim; optimizer is the same key
+    lr: PositiveFloat = _DEFAULT_PHASE.optimiser.lr
+    schedule: str | dict[str, Any] = "constant"  # of lr over rounds: cosine, step, exponential
+    warmup: NonNegativeInt = 0  # rounds in which lr rises
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: StrictBool = False
     velocity: Literal["fresh", "kept"] = "fresh"  # kept: a client's momentum goes on from its last round
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
+    options: dict[str, Any] = {}  # of a class of torch.optim, such as {betas: [0.9, 0.95]}
     prox: NonNegativeFloat = 0.0
     buffers: Literal["shared", "own", "static"] = "shared"
 
+    @model_validator(mode="before")
+    @classmethod
+    def one_spelling(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "optimizer" not in values:
+            return values
+        if "optimiser" in values:
+            raise ValueError("local has optimiser and optimizer, which are one key; give one of them")
+        return {"optimiser" if key == "optimizer" else key: value for key, value in values.items()}
+
     @model_validator(mode="after")
     def one_meaning(self) -> "LocalSection":
+        self.optimiser = self.optimiser.lower()
         if self.steps is None and self.epochs is None:
             self.epochs = _DEFAULT_PHASE.epochs
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
         if self.velocity == "kept" and not self.momentum:
             raise ValueError("local.velocity is kept, but there is no momentum to keep; set local.momentum to 0.9")
-        if self.optimiser == "adam" and self.momentum:
-            raise ValueError(f"local.momentum is {self.momentum}, which adam has no use for; drop it")
+        if self.optimiser in ("adam", "adamw") and self.momentum:
+            raise ValueError(f"local.momentum is {self.momentum}, which {self.optimiser} has no use for; drop it")
+        if self.nesterov and not self.momentum:
+            raise ValueError("local.nesterov is true, but there is no momentum; set local.momentum to 0.9")
+        if self.velocity == "kept" and (self.optimiser != "sgd" or self.options):
+            raise ValueError(f"local.velocity is kept, which sgd without options can, seen {self.optimiser}; drop it")
+        try:
+            check_optimiser(self._optimiser(), "local.optimiser: ")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return self
 
     def local(self) -> Local:
-        values = self.model_dump(exclude={"buffers", "velocity"}, exclude_none=True)
-        return Local((Phase(**values),), self.buffers, velocities if self.velocity == "kept" else nothing)
+        values = self.model_dump(include={"epochs", "steps", "batch", "prox"}, exclude_none=True)
+        phase = Phase(**values, optimiser=self._optimiser())
+        return Local((phase,), self.buffers, velocities if self.velocity == "kept" else nothing)
+
+    def _optimiser(self) -> Optimiser:
+        options = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in self.options.items())
+        return Optimiser(
+            self.optimiser,
+            self.lr,
+            self.momentum,
+            self.nesterov,
+            self.weight_decay,
+            self.clip,
+            options,
+            read_schedule(self.schedule, self.warmup),
+        )
 
 
 class PersonalizationSection(StudySection):

@@ -194,7 +194,7 @@ def _train_phase_implicit(
                 real = table.real[t, :m, :width]
                 values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
             (grad,) = gradients(values.sum(), [output])
-        _backward(layers, backs, grad * -phase.lr, m, now)
+        _backward(layers, backs, grad * -phase.optimiser.lr, m, now)
         seen[t, :m] = values.detach()
         past += width
     back = None if order is None else order.argsort()

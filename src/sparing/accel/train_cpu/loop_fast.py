@@ -82,7 +82,7 @@ def _train_phase_fast(
         loss = sample_losses(lesson.loss, in_float32(output) if half else output, y).mean()
         reported.add(t, loss, len(y))
         if layers:
-            descend(loss, params, layers, phase.lr)
+            descend(loss, params, layers, phase.optimiser.lr)
         else:
             update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))

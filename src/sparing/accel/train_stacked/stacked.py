@@ -37,6 +37,7 @@ from sparing.train.optim import (
     update_params,
 )
 from sparing.train.precision import multiplying_on
+from sparing.train.torch_optimisers import is_of_torch
 from sparing.train.working_copy import WorkingCopy, trained_names
 
 
@@ -54,6 +55,9 @@ def train_stacked(lesson: PathCall) -> tuple[Tree, Tensor]:
 
 def _train_together(lesson: PathCall) -> tuple[Tree, Tensor]:
     start, device = lesson.start, lesson.device
+    for how in (phase.optimiser for phase in lesson.local.phases):
+        if is_of_torch(how):
+            raise ConfigError(f"torch's {how.name} with its options trains one client at a time: use path 'loop'")
     work = stacked_copy(lesson.model, device, lesson.static)
     refuse_unstackable(work.module)
     k = len(lesson.ctx.ids)
