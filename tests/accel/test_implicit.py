@@ -212,10 +212,18 @@ def test_other_networks_are_not_offered(name):
         train(model, cross_entropy, data, Local(), tree_of(model), round_of(data), path="implicit")
 
 
-EXTRAS = ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 1.0}, {"prox": 0.1}, {"correct": True}, {"frobenius": 0.1})
+OPTIMISERS = (
+    Optimiser(momentum=0.9),
+    Optimiser(weight_decay=0.1),
+    Optimiser(clip=1.0),
+    Optimiser("adam"),
+    Optimiser("rmsprop"),
+    Optimiser(options=(("maximize", True),)),
+)
+EXTRAS = ({"prox": 0.1}, {"correct": True}, {"frobenius": 0.1}, {"holds": frozenset({"0.weight"})})
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS, {"optimiser": "adam"}, {"holds": frozenset({"0.weight"})}])
+@pytest.mark.parametrize("extra", [*EXTRAS, *({"optimiser": one} for one in OPTIMISERS)])
 def test_other_training_is_not_offered(extra):
     odd = Phase()._replace(**extra)
     assert can_imply(plain(), Local())

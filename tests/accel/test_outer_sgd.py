@@ -167,11 +167,12 @@ def test_within_a_millionth_in_single_precision(monkeypatch):
 
 
 OTHERS = {
-    "momentum": {"momentum": 0.9},
-    "decay": {"weight_decay": 0.01},
-    "clip": {"clip": 1.0},
+    "momentum": {"optimiser": Optimiser(momentum=0.9)},
+    "decay": {"optimiser": Optimiser(weight_decay=0.01)},
+    "clip": {"optimiser": Optimiser(clip=1.0)},
     "prox": {"prox": 0.1},
-    "adam": {"optimiser": "adam"},
+    "adam": {"optimiser": Optimiser("adam")},
+    "options": {"optimiser": Optimiser(options=(("maximize", True),))},
     "correct": {"correct": True},
     "frobenius": {"frobenius": 0.1},
     "holds": {"holds": frozenset({"0.weight"})},

@@ -50,7 +50,7 @@ def refuse_model_misfit(job: Job) -> None:
             _refuse_unknown_labels(job, name, x, y)
         with _errors_as_sentence(job, name, x, y):
             _refuse_wide_types(job, name, x, y)
-    if task.test_all is not None:
+    if task.test_all is not None and any(one.of is not None for one in task.metrics):
         x, y = task.test_all[0][:EVALUATED_AT_ONCE], task.test_all[1][:EVALUATED_AT_ONCE]
         evaluate_all(job.model, task.loss, job.rest.complete(job.initial), x, y, metrics=task.metrics)
     with _errors_as_sentence(job, "train", *sets[0][1:], "while training"):
