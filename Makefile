@@ -5,8 +5,9 @@ STAMP := .venv/.ready
 DOCS := .venv/.docs
 PEERS := .venv-bench/.ready
 TRITON := .venv-kernels/.ready
+MODELS := .venv-models/.ready
 
-.PHONY: demo check test kernels lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test kernels models lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -20,6 +21,9 @@ test: lint $(STAMP)             ## everything CI checks
 
 kernels: $(TRITON)              ## the Triton kernels in Triton's interpreter, without a GPU, installed in .venv-kernels
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n auto tests/accel/test_kernels_interpreted.py
+
+models: $(MODELS)               ## models of transformers, peft, timm and torchvision, installed in .venv-models
+	OMP_NUM_THREADS=1 .venv-models/bin/python -m pytest -n auto tests/models_of_others
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -78,5 +82,12 @@ $(TRITON): pyproject.toml constraints.txt
 	.venv-kernels/bin/python -m pip install --quiet --constraint constraints.txt --editable . pytest pytest-xdist triton==3.7.1
 	touch $@
 
+# Built from configs, nothing is downloaded but the packages.
+$(MODELS): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-models
+	.venv-models/bin/python -m pip install --quiet --constraint constraints.txt --editable . pytest pytest-xdist \
+		transformers==5.22.2 peft==0.21.2 timm==1.0.30 torchvision==0.28.0 torchmetrics==1.9.0
+	touch $@
+
 clean:
-	rm -rf .venv .venv-bench .venv-kernels build dist .cache
+	rm -rf .venv .venv-bench .venv-kernels .venv-models build dist .cache

@@ -32,13 +32,14 @@ from torch import Tensor
 import sparing
 from sparing.core.compose import compose, uplink
 from sparing.core.context import context
-from sparing.core.method import Local, Phase, View
+from sparing.core.method import View
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.registry import known_recipes
 from sparing.core.tree import Layout, layout_of, tree_of
 from sparing.parts.code import sparsifiers
 from sparing.parts.code.tight import tight_codec
 from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.study import study_from
 from sparing.tasks.build import build_task
 from sparing.train.local import train
 from sparing.wire import from_bytes, parcel_sizes, to_bytes
@@ -123,7 +124,9 @@ def update_of(name: str, folder: Path, device: str = "cpu") -> Update:
         net.load_state_dict(before)
         start, ids = tree_of(net, layout), torch.tensor([0])
         ctx = context(0, rounds + 1, rounds + 1, ids, task.train.count[ids], len(task), int(task.train.count.sum()))
-        after, _ = train(net, task.loss, task.train, Local((Phase(**local),)), start, ctx, "loop-fast")
+        after, _ = train(
+            net, task.loss, task.train, study_from({"local": local}).local.local(), start, ctx, "loop-fast"
+        )
         torch.save({name: after[name] - start[name] for name in layout.shapes}, file)
     return Update(layout, torch.load(file))
 

@@ -9,7 +9,7 @@ from sparing.accel.install import BODIES
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src" / "sparing"
 PAGE = HERE / "design.md"
-VOCABULARY = ("context", "parcel", "method")
+VOCABULARY = ("context", "parcel", "optimiser", "method")
 
 
 def first_sentence(file: Path) -> str:

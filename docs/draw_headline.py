@@ -11,18 +11,18 @@ import matplotlib.pyplot as plt
 DOCS = Path(__file__).parent
 TITLE = "MNIST by writer: "
 SHORT = {
-    "fp16 both ways": "fp16",
+    "fp16, both ways": "fp16",
     "QSGD 8 bits": "QSGD 8",
     "QSGD 4 bits": "QSGD 4",
     "EDEN 2 bits": "EDEN 2 bits",
-    "top-k 3 % 8 bits": "top-k 3 %, 8 bits",
-    "STC 1 % both ways": "STC 1 %",
-    "low rank 0.9 down 0.98": "low rank 0.9",
-    "low rank 0.75 down 0.95": "low rank 0.75",
-    "low rank 0.5 down 0.9": "low rank 0.5",
+    "top-k 3 %, 8 bits": "top-k 3 %, 8 bits",
+    "STC 1 %, both ways": "STC 1 %",
+    "low rank 0.9, down 0.98": "low rank 0.9",
+    "low rank 0.75, down 0.95": "low rank 0.75",
+    "low rank 0.5, down 0.9": "low rank 0.5",
 }
-RIGHT = {"top-k 3 % 8 bits", "top-k 1 %"}
-BELOW = {"QSGD 8 bits", "EDEN 2 bits", "low rank 0.75 down 0.95"}
+RIGHT = {"top-k 3 %, 8 bits", "top-k 1 %"}
+BELOW = {"QSGD 8 bits", "EDEN 2 bits", "low rank 0.75, down 0.95"}
 
 
 def rows() -> list[tuple[str, float, float, float]]:

@@ -54,6 +54,7 @@ API = {
         "sparing.core.method",
         ["Local", "Phase", "Wrap", "Lesson", "Trained", "Fit", "Resize"],
     ),
+    "How a client's steps are taken": ("sparing.core.optimiser", ["Optimiser", "Schedule"]),
     "Who is asking": ("sparing.core.context", ["Ctx", "Federation", "Members"]),
     "What travels": ("sparing.core.parcel", ["Leaf", "Parcel", "Spec", "Schema", "Cut"]),
     "Put parts together": ("sparing.core.compose", ["compose", "narrow_share", "weighed_by"]),

@@ -13,6 +13,7 @@ from sparing.accel.train_cpu.held_steps import Held
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import tree_of
 from sparing.data.clients import Clients
 from sparing.models import build_network
@@ -79,7 +80,7 @@ def trained(
 ):  # fmt: skip
     clients, ids = data(), torch.tensor(who)
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=clients.count[ids], clients=3, samples=46)
-    local = Local(phases or (phase or Phase(epochs=2, batch=8, lr=0.05),))
+    local = Local(phases or (phase or Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.05)),))
     start = tree_of(model) if start is None else start
     return train(model, loss, clients, local, start, ctx, path, precision=precision)
 
@@ -123,19 +124,26 @@ def test_what_is_halved_and_what_is_not(monkeypatch):
 
     model = nn.Sequential(nn.Conv2d(3, 4, 3), Look(), nn.Flatten(), nn.Linear(400, 8), Look(), nn.Linear(8, 5))
     monkeypatch.setattr(outer, "LARGE", 1 << 40)
-    half, whole, once = torch.bfloat16, torch.float32, Phase(steps=1, batch=8, lr=0.05)
+    half, whole, once = torch.bfloat16, torch.float32, Phase(steps=1, batch=8, optimiser=Optimiser(lr=0.05))
     for precision, expected in (("bf16", [half, half, whole]), ("float32", [whole] * 3)):
         seen.clear()
         trained(model, precision, loss=loss, who=(1,), phase=once)
         assert seen == expected
 
 
-PLAIN, SLOWER = Phase(epochs=1, batch=8, lr=0.08), Phase(epochs=1, batch=8, lr=0.01)
+PLAIN, SLOWER = (
+    Phase(epochs=1, batch=8, optimiser=Optimiser(lr=0.08)),
+    Phase(epochs=1, batch=8, optimiser=Optimiser(lr=0.01)),
+)
 
 
 @pytest.mark.parametrize(
     "phases",
-    [(PLAIN, SLOWER), (PLAIN, SLOWER._replace(momentum=0.9)), (PLAIN._replace(trains=frozenset({"7.bias"})), PLAIN)],
+    [
+        (PLAIN, SLOWER),
+        (PLAIN, SLOWER._replace(optimiser=SLOWER.optimiser._replace(momentum=0.9))),
+        (PLAIN._replace(trains=frozenset({"7.bias"})), PLAIN),
+    ],
     ids=["two rates", "plain, then momentum", "some tensors, then all"],
 )
 def test_several_phases(phases):
@@ -175,17 +183,17 @@ def test_a_flag_stays_as_it_was():
 @pytest.mark.parametrize(
     "phase",
     [
-        Phase(epochs=2, batch=8, lr=0.05, momentum=0.9),
-        Phase(epochs=1, batch=8, lr=0.01, optimiser="adam"),
-        Phase(epochs=2, batch=8, lr=0.05, clip=0.5, prox=0.1, weight_decay=0.01),
-        Phase(epochs=2, batch=8, lr=0.05, trains=frozenset({"7.weight", "0.bias"})),
+        Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.05, momentum=0.9)),
+        Phase(epochs=1, batch=8, optimiser=Optimiser(lr=0.01, name="adam")),
+        Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.05, clip=0.5, weight_decay=0.01), prox=0.1),
+        Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.05), trains=frozenset({"7.weight", "0.bias"})),
     ],
     ids=["momentum", "Adam", "clip, prox and decay", "some tensors"],
 )
 def test_any_optimiser(phase):
     model = built("a chain")
     half, whole = (trained(model, precision, phase=phase)[0] for precision in ("bf16", "float32"))
-    assert 1e-6 < apart(half, whole, tree_of(model)) < (CHOOSING if phase.optimiser == "adam" else COARSE)
+    assert 1e-6 < apart(half, whole, tree_of(model)) < (CHOOSING if phase.optimiser.name == "adam" else COARSE)
     if phase.trains:
         still = tree_of(model)["5.weight"].expand_as(half["5.weight"])
         assert torch.equal(half["5.weight"], still), "what does not train does not move"
@@ -265,7 +273,9 @@ def test_implicit_goes_back_in_bfloat16(monkeypatch):
     """Of two layers and one step: forward, forward, and back through the second."""
     seen, matmul = [], torch.Tensor.__matmul__
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda x, y: seen.append(x.dtype) or matmul(x, y))
-    trained(built("dense layers"), path="implicit", who=(1,), phase=Phase(steps=1, batch=8, lr=0.05))
+    trained(
+        built("dense layers"), path="implicit", who=(1,), phase=Phase(steps=1, batch=8, optimiser=Optimiser(lr=0.05))
+    )
     assert seen == [torch.bfloat16] * 3
 
 

@@ -9,6 +9,7 @@ from sparing.accel.lazy_product import Product
 from sparing.accel.train_cuda.captured import RECORDS
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import tree_of
 from sparing.data.augment import read_augmentations
 from sparing.data.clients import Clients
@@ -81,21 +82,25 @@ def start_of(model: nn.Module) -> dict:
     return {name: x.cuda() for name, x in tree_of(model).items()}
 
 
-PLAIN = Phase(epochs=1, batch=4, lr=0.1)
+PLAIN = Phase(epochs=1, batch=4, optimiser=Optimiser(lr=0.1))
 
 
 @pytest.mark.parametrize("make", [cnn, strided, normed])
 @pytest.mark.parametrize("counts", [[8, 8, 8, 8], [8, 3, 9, 5], [4, 8, 8, 4]])
 @pytest.mark.parametrize(
     "phases",
-    [(PLAIN,), (PLAIN._replace(epochs=3),), (PLAIN._replace(momentum=0.9, weight_decay=0.01, clip=1.0, steps=3),)],
+    [
+        (PLAIN,),
+        (PLAIN._replace(epochs=3),),
+        (PLAIN._replace(optimiser=PLAIN.optimiser._replace(momentum=0.9, weight_decay=0.01, clip=1.0), steps=3),),
+    ],
 )
 def test_equals_the_loop(make, counts, phases):
     torch.manual_seed(0)
     model, data = make().cuda(), clients(counts)
     if make is normed and counts != [8, 8, 8, 8]:
         pytest.skip("statistics of nobody: such clients are not trained in step")
-    if counts != [8, 8, 8, 8] and phases[0].momentum:
+    if counts != [8, 8, 8, 8] and phases[0].optimiser.momentum:
         phases = (phases[0]._replace(batch=3),)
     with torch.backends.cudnn.flags(allow_tf32=False):
         loop, graph = both(model, data, Local(phases), start_of(model))
@@ -134,7 +139,9 @@ def test_many_visits_of_a_wide_layer(precision):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2000), nn.ReLU(), nn.Linear(2000, 700), nn.Linear(700, 5)).cuda()
     data, start = clients([24, 24, 24, 24]), start_of(model)
-    loop, graph = both(model, data, Local((PLAIN._replace(epochs=6, lr=0.02),)), start, precision)
+    loop, graph = both(
+        model, data, Local((PLAIN._replace(epochs=6, optimiser=PLAIN.optimiser._replace(lr=0.02)),)), start, precision
+    )
     assert isinstance(graph[0].added["3.weight"], Product)
     for name, x in loop[0].items():
         assert (graph[0][name] - x).norm() / (x - start[name]).norm() < (1e-3 if precision == "float32" else 0.2), name

@@ -16,6 +16,7 @@ from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visi
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Local, Phase, Wrap
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import Tree, take_rows, tree_of, tree_sha256
 from sparing.data.augment import read_augmentations
 from sparing.data.clients import Clients
@@ -77,10 +78,13 @@ def both(model: nn.Module, data: Clients, local: Local, start: Tree, ctx: Ctx) -
 
 
 PHASES = {
-    "one": (Phase(epochs=1, lr=0.2, batch=10),),
-    "epochs": (Phase(epochs=3, lr=0.2, batch=8),),
-    "steps": (Phase(steps=7, lr=0.2, batch=16),),
-    "two": (Phase(epochs=2, lr=0.2, batch=10), Phase(steps=5, lr=0.05, batch=7)),
+    "one": (Phase(epochs=1, optimiser=Optimiser(lr=0.2), batch=10),),
+    "epochs": (Phase(epochs=3, optimiser=Optimiser(lr=0.2), batch=8),),
+    "steps": (Phase(steps=7, optimiser=Optimiser(lr=0.2), batch=16),),
+    "two": (
+        Phase(epochs=2, optimiser=Optimiser(lr=0.2), batch=10),
+        Phase(steps=5, optimiser=Optimiser(lr=0.05), batch=7),
+    ),
 }
 
 
@@ -118,7 +122,9 @@ TRAINS = {
 @pytest.mark.parametrize("name", TRAINS)
 def test_phases_train_only_what_they_name(name):
     model, data = built(plain, torch.float64), cohort(dtype=torch.float64)
-    local = Local(tuple(Phase(epochs=2, lr=0.2, trains=frozenset(names)) for names in TRAINS[name]))
+    local = Local(
+        tuple(Phase(epochs=2, optimiser=Optimiser(lr=0.2), trains=frozenset(names)) for names in TRAINS[name])
+    )
     start = tree_of(model)
     mine, loop = both(model, data, local, start, round_of(data))
     assert gap(mine, loop) < 1e-12
@@ -206,10 +212,18 @@ def test_other_networks_are_not_offered(name):
         train(model, cross_entropy, data, Local(), tree_of(model), round_of(data), path="implicit")
 
 
-EXTRAS = ({"momentum": 0.9}, {"weight_decay": 0.1}, {"clip": 1.0}, {"prox": 0.1}, {"correct": True}, {"frobenius": 0.1})
+OPTIMISERS = (
+    Optimiser(momentum=0.9),
+    Optimiser(weight_decay=0.1),
+    Optimiser(clip=1.0),
+    Optimiser("adam"),
+    Optimiser("rmsprop"),
+    Optimiser(options=(("maximize", True),)),
+)
+EXTRAS = ({"prox": 0.1}, {"correct": True}, {"frobenius": 0.1}, {"holds": frozenset({"0.weight"})})
 
 
-@pytest.mark.parametrize("extra", [*EXTRAS, {"optimiser": "adam"}, {"holds": frozenset({"0.weight"})}])
+@pytest.mark.parametrize("extra", [*EXTRAS, *({"optimiser": one} for one in OPTIMISERS)])
 def test_other_training_is_not_offered(extra):
     odd = Phase()._replace(**extra)
     assert can_imply(plain(), Local())
@@ -297,7 +311,7 @@ def test_a_plain_mean_never_forms_a_client_s_weights(method, as_they_are, monkey
 def test_weights_that_overflow_in_the_last_step_name_the_client():
     model, data = built(plain), cohort()
     data.x[data.start[2]] = 1e37  # the loss is still finite, the step is not
-    local = Local((Phase(steps=1, batch=100, lr=1e10),))
+    local = Local((Phase(steps=1, batch=100, optimiser=Optimiser(lr=1e10)),))
     with pytest.raises(TrainingError, match=r"client 2, round 2: '0.weight' is not finite after the last step"):
         train(model, lambda z, y: z.sum(1), data, local, tree_of(model), round_of(data), path="implicit")
 
@@ -320,7 +334,14 @@ def test_a_plan_is_held_to_the_loop(tmp_path):
 
 def test_a_hook_set_between_two_calls_is_seen():
     model, data = built(plain), cohort()
-    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)), tree_of(model), round_of(data))
+    how = (
+        model,
+        cross_entropy,
+        data,
+        Local((Phase(steps=1, batch=3, optimiser=Optimiser(lr=0.1)),)),
+        tree_of(model),
+        round_of(data),
+    )
     train(*how, path="implicit")
     model[0].register_forward_hook(lambda layer, args, out: 2 * out)
     with pytest.raises(ConfigError, match="implicit training is for networks"):
@@ -329,7 +350,7 @@ def test_a_hook_set_between_two_calls_is_seen():
 
 def test_a_model_changed_between_two_calls_is_seen():
     model, data = nn.Sequential(nn.Linear(6, 6), nn.LeakyReLU(0.1), nn.Linear(6, 6)), cohort()
-    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, lr=0.1),)))
+    how = (model, cross_entropy, data, Local((Phase(steps=1, batch=3, optimiser=Optimiser(lr=0.1)),)))
     train(*how, tree_of(model), round_of(data), path="implicit")
     model[1] = nn.LeakyReLU(0.9)
     mine, loop = (train(*how, tree_of(model), round_of(data), path=path)[0] for path in ("implicit", "loop"))

@@ -15,6 +15,7 @@ from sparing.accel.train_cpu.fast_copy import fast_copy
 from sparing.accel.train_cpu.outer_sgd import ROWS, OuterLinear, dense_product, descend, is_plain_sgd, moving_by_factors
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.train.local import train
@@ -144,7 +145,7 @@ def trained(model, monkeypatch, large: int, phase: Phase) -> dict:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_as_with_gradients(name, monkeypatch):
-    model, phase = built(name), Phase(epochs=2, batch=8, lr=0.3)
+    model, phase = built(name), Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.3))
     formed, factored = (trained(model, monkeypatch, large, phase) for large in (1 << 40, 1))
     start = tree_of(model)
     assert any(not torch.equal(x, start[key].expand_as(x)) for key, x in formed.items()), "nothing was learned"
@@ -153,7 +154,7 @@ def test_the_same_as_with_gradients(name, monkeypatch):
 
 
 def test_within_a_millionth_in_single_precision(monkeypatch):
-    model, phase = built("chain").float(), Phase(epochs=2, batch=8, lr=0.3)
+    model, phase = built("chain").float(), Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.3))
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.randn(30, 6, generator=g), torch.randint(3, (30,), generator=g))])
     ctx = context(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)
@@ -166,11 +167,12 @@ def test_within_a_millionth_in_single_precision(monkeypatch):
 
 
 OTHERS = {
-    "momentum": {"momentum": 0.9},
-    "decay": {"weight_decay": 0.01},
-    "clip": {"clip": 1.0},
+    "momentum": {"optimiser": Optimiser(momentum=0.9)},
+    "decay": {"optimiser": Optimiser(weight_decay=0.01)},
+    "clip": {"optimiser": Optimiser(clip=1.0)},
     "prox": {"prox": 0.1},
-    "adam": {"optimiser": "adam"},
+    "adam": {"optimiser": Optimiser("adam")},
+    "options": {"optimiser": Optimiser(options=(("maximize", True),))},
     "correct": {"correct": True},
     "frobenius": {"frobenius": 0.1},
     "holds": {"holds": frozenset({"0.weight"})},
@@ -191,7 +193,7 @@ def test_layers_that_stay_as_they_are(monkeypatch):
     assert type(stacked_copy(model, torch.device("cpu"), static=False).module[0]) is nn.Linear
     work.module[2].weight.requires_grad_(False)
     assert moving_by_factors(outer_layers, Phase()) == [work.module[0]]
-    assert not moving_by_factors(outer_layers, Phase(momentum=0.5))
+    assert not moving_by_factors(outer_layers, Phase(optimiser=Optimiser(momentum=0.5)))
     monkeypatch.setattr(outer, "LARGE", 49)
     assert not fast_copy(model, torch.device("cpu"), static=False).outer
 
@@ -207,7 +209,7 @@ def test_convolutions_move_by_factors_where_places_are_few(images, how, laid):
     x = torch.randn(images, 2, 3, 4, generator=g, dtype=torch.float64).requires_grad_()
     assert has_few_places(x, layer) == few
     x_plain, *wanted = torch.autograd.grad(plain(x).cos().sum(), [x, *plain.parameters()])
-    moving_by_factors([layer], Phase(lr=0.5))
+    moving_by_factors([layer], Phase(optimiser=Optimiser(lr=0.5)))
     x_ours, weight, bias = torch.autograd.grad(layer(x).cos().sum(), [x, *layer.parameters()], allow_unused=True)
     assert (weight is None) == few
     assert torch.allclose(x_ours, x_plain, atol=CLOSE)
@@ -231,7 +233,7 @@ def test_no_gradient_of_the_weight_is_formed(alone):
     layer.__class__ = OuterLinear
     layer.alone = alone
     asked: list = []
-    moving_by_factors([layer], Phase(lr=0.5))
+    moving_by_factors([layer], Phase(optimiser=Optimiser(lr=0.5)))
     handle = layer.weight.register_hook(lambda grad: asked.append(grad))
     loss = layer(torch.ones(2, 4)).sum()
     before = layer.weight.detach().clone()
@@ -279,7 +281,7 @@ def test_whose_weights_nothing_else_looks_at(name, monkeypatch):
 
 
 def test_a_step_taken_at_once_has_the_same_bits(monkeypatch):
-    model, phase, bits = built("chain").float(), Phase(epochs=2, batch=8, lr=0.3), []
+    model, phase, bits = built("chain").float(), Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.3)), []
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.randn(30, 6, generator=g), torch.randint(3, (30,), generator=g))])
     ctx = context(seed=5, round=2, rounds=9, ids=torch.arange(1), n=data.count, clients=1, samples=30)

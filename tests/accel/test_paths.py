@@ -13,6 +13,7 @@ import sparing
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import take_rows, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.models import build_network
@@ -38,7 +39,13 @@ def cohort() -> Clients:
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("phase", [Phase(epochs=2, batch=8, lr=0.05), Phase(epochs=1, batch=8, lr=0.05, momentum=0.9)])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.05)),
+        Phase(epochs=1, batch=8, optimiser=Optimiser(lr=0.05, momentum=0.9)),
+    ],
+)
 def test_the_plain_loop_and_the_fast_one_agree(name, phase):
     with torch.random.fork_rng():
         torch.manual_seed(1)

@@ -8,6 +8,7 @@ from torch import nn
 
 from sparing.core.context import context
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import tree_of, tree_to
 from sparing.data.augment import read_augmentations
 from sparing.data.clients import Clients
@@ -37,7 +38,10 @@ def test_training_and_evaluation_agree_with_the_cpu(path, where):
     data = Clients.of(
         [(torch.randn(n, 6, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)) for n in sizes]
     )
-    ids, phase = torch.tensor([2, 0, 3, 1]), Phase(epochs=2, batch=8, momentum=0.9, clip=1.0, prox=0.1)
+    ids, phase = (
+        torch.tensor([2, 0, 3, 1]),
+        Phase(epochs=2, batch=8, optimiser=Optimiser(momentum=0.9, clip=1.0), prox=0.1),
+    )
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=4, samples=59)
     wanted, note = train(model, cross_entropy, data, Local((phase,)), tree_of(model), ctx)
     start, there = tree_to(tree_of(model), "cuda"), changed(ctx, device="cuda")

@@ -13,6 +13,7 @@ from torch.func import vmap
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import take_rows, tree_of, tree_sha256
 from sparing.data.augment import _random_crop, _random_flip, augment_batch, read_augmentations
 from sparing.data.clients import Clients
@@ -48,7 +49,7 @@ def cohort(augment=None) -> Clients:
 def trained(data, path="loop", ids=(0, 1, 2), seed=5, round=2, phases=1, model=None):
     model, ids = model or net(), torch.tensor(ids)
     ctx = context(seed=seed, round=round, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
-    local = Local((Phase(epochs=2, batch=4, lr=0.1),) * phases)
+    local = Local((Phase(epochs=2, batch=4, optimiser=Optimiser(lr=0.1)),) * phases)
     return train(model, cross_entropy, data, local, tree_of(model), ctx, path=path)[0]
 
 

@@ -8,6 +8,7 @@ from sparing.accel.train_choice import fastest_path
 from sparing.core.context import context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import take_rows, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.models import MODELS, build_network, register_model
@@ -122,7 +123,7 @@ def images(sizes=(5, 1, 9), side=8) -> Clients:
 def trained(model, data, path="loop", ids=(0, 1, 2), buffers="shared"):
     ids = torch.tensor(ids)
     ctx = context(seed=5, round=2, rounds=9, ids=ids, n=data.count[ids], clients=len(data), samples=len(data.y))
-    local = Local((Phase(epochs=2, batch=4, lr=0.05, momentum=0.9),), buffers)
+    local = Local((Phase(epochs=2, batch=4, optimiser=Optimiser(lr=0.05, momentum=0.9)),), buffers)
     return train(model, cross_entropy, data, local, tree_of(model), ctx, path=path)[0]
 
 

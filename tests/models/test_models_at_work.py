@@ -10,6 +10,7 @@ from torch import nn
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import take_rows, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.train.local import train
@@ -52,7 +53,7 @@ class Tied(nn.Module):
 @BOTH
 def test_shared_parameters_train_as_one(path):
     model, data = Tied(), cohort((12, 20, 12))
-    after, _ = run(model, data, Local((Phase(epochs=1, batch=32, lr=0.1, momentum=0.9),)), path)
+    after, _ = run(model, data, Local((Phase(epochs=1, batch=32, optimiser=Optimiser(lr=0.1, momentum=0.9)),)), path)
     plain = copy.deepcopy(model).train()
     x, y = data.client(1)
     F.cross_entropy(plain(x), y).backward()
@@ -76,7 +77,7 @@ class Counting(nn.Module):
 
 
 def test_what_a_model_remembers_outside_its_state_starts_anew_for_each_client():
-    model, data, local = Counting(), cohort(), Local((Phase(lr=0.1, batch=4),))
+    model, data, local = Counting(), cohort(), Local((Phase(optimiser=Optimiser(lr=0.1), batch=4),))
     whole, _ = run(model, data, local)
     single, _ = run(model, data, local, ids=[2])
     assert tree_sha256(take_rows(whole, slice(2, 3))) == tree_sha256(single)
@@ -88,7 +89,10 @@ def test_nothing_trained_still_reports_a_loss(path):
     model, data = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)), cohort()
     start = tree_of(model)
     after, notes = run(
-        model, data, Local((Phase(epochs=1, batch=32, lr=0.05, trains=frozenset(), weight_decay=0.1),)), path
+        model,
+        data,
+        Local((Phase(epochs=1, batch=32, optimiser=Optimiser(lr=0.05, weight_decay=0.1), trains=frozenset()),)),
+        path,
     )
     assert torch.equal(after["0.weight"], start["0.weight"].expand(3, -1, -1))
     assert after["1.num_batches_tracked"].tolist() == [1, 1, 0]
@@ -98,10 +102,15 @@ def test_nothing_trained_still_reports_a_loss(path):
 @BOTH
 def test_a_parameter_the_loss_does_not_reach_has_gradient_zero(path):
     model, data = Tied(), cohort()
-    after, _ = run(model, data, Local((Phase(epochs=1, batch=32, lr=0.1, weight_decay=0.5),)), path)
+    after, _ = run(
+        model, data, Local((Phase(epochs=1, batch=32, optimiser=Optimiser(lr=0.1, weight_decay=0.5)),)), path
+    )
     assert torch.allclose(after["idle"], torch.full((3, 2), 0.95))
     after, _ = run(
-        model, data, Local((Phase(epochs=1, batch=32, lr=0.1, weight_decay=0.5, trains=frozenset({"idle"})),)), path
+        model,
+        data,
+        Local((Phase(epochs=1, batch=32, optimiser=Optimiser(lr=0.1, weight_decay=0.5), trains=frozenset({"idle"})),)),
+        path,
     )
     assert torch.allclose(after["idle"], torch.full((3, 2), 0.95))
 
@@ -111,8 +120,12 @@ def test_regression_and_cumulative_batchnorm(path):
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.randn(n, 6, generator=g), torch.randn(n, generator=g)) for n in (9, 4)])
     model = nn.Sequential(nn.BatchNorm1d(6, momentum=None, affine=False), nn.Linear(6, 1))
-    after, _ = run(model, data, Local((Phase(lr=0.01, batch=4, epochs=2),)), path, squared_error, ids=(0, 1))
-    looped, _ = run(model, data, Local((Phase(lr=0.01, batch=4, epochs=2),)), "loop", squared_error, ids=(0, 1))
+    after, _ = run(
+        model, data, Local((Phase(optimiser=Optimiser(lr=0.01), batch=4, epochs=2),)), path, squared_error, ids=(0, 1)
+    )
+    looped, _ = run(
+        model, data, Local((Phase(optimiser=Optimiser(lr=0.01), batch=4, epochs=2),)), "loop", squared_error, ids=(0, 1)
+    )
     assert after["0.num_batches_tracked"].tolist() == [4, 2]  # the last batch of client 0 has one sample
     assert all(torch.allclose(after[name], looped[name], rtol=1e-5, atol=1e-6) for name in after)
 
@@ -121,14 +134,14 @@ def test_regression_and_cumulative_batchnorm(path):
 def test_divergence_names_client_round_step_and_fix(path):
     model, data = nn.Linear(6, 3), cohort((5, 20, 4))
     data.x[5:25] *= 1e25
-    local = Local((Phase(lr=1e10, batch=8, epochs=2),))
+    local = Local((Phase(optimiser=Optimiser(lr=1e10), batch=8, epochs=2),))
     sentence = (
         r"client 1, round 2: the training loss became (nan|inf) at step 2 of phase 1 \(lr 1e\+10, clip None\): lower"
     )
     with pytest.raises(TrainingError, match=sentence):
         run(model, data, local, path)
     with pytest.raises(TrainingError, match=r"client 1, round 2: .* is not finite after the last step"):
-        run(model, data, Local((Phase(lr=1e20, batch=32, epochs=1),)), path)
+        run(model, data, Local((Phase(optimiser=Optimiser(lr=1e20), batch=32, epochs=1),)), path)
 
 
 @BOTH
@@ -158,12 +171,14 @@ BAD = {
     "no path is called 'lop': did you mean 'loop'": {"path": "lop"},
     "no policy for buffers is called 'stat'": {"local": Local(buffers="stat")},
     "no phases": {"local": Local(())},
-    "phase 2: no optimiser is called 'adm': did you mean 'adam'": {"local": Local((Phase(), Phase(optimiser="adm")))},
+    "phase 2: no optimiser is called 'adm': did you mean 'adam'": {
+        "local": Local((Phase(), Phase(optimiser=Optimiser(name="adm"))))
+    },
     "phase 1: epochs must be 1 or more, seen 0": {"local": Local((Phase(epochs=0),))},
     "phase 1: steps must be 1 or more, seen 0": {"local": Local((Phase(steps=0),))},
     "phase 1: batch must be 1 or more, seen 0": {"local": Local((Phase(batch=0),))},
-    "phase 1: lr must be 0 or more, seen nan": {"local": Local((Phase(lr=float("nan")),))},
-    "phase 1: clip must be above 0, seen 0": {"local": Local((Phase(clip=0.0),))},
+    "phase 1: lr must be 0 or more, seen nan": {"local": Local((Phase(optimiser=Optimiser(lr=float("nan"))),))},
+    "phase 1: clip must be above 0, seen 0": {"local": Local((Phase(optimiser=Optimiser(clip=0.0)),))},
     "no parameter 'wieght': did you mean 'weight'": {"local": Local((Phase(trains=frozenset({"wieght"})),))},
     r"among 0 \.\. 2, seen \[7\]": {"ids": [7]},
     "start lacks 'bias'": {"start": {"weight": torch.zeros(1, 3, 6)}},

@@ -7,6 +7,7 @@ from sparing.core.compose import compose
 from sparing.core.context import context
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.registry import find_recipe
 from sparing.core.round import first_client, first_server, outgoing, schema_down, starting_models
 from sparing.core.tree import Layout, expand_rows, layout_of, tree_of
@@ -88,7 +89,12 @@ def test_training_is_that_of_a_network_without_those_connections(path):
     }
     x, y = torch.randn(8, 5), torch.randint(3, (8,))
     data = Clients.of([(x, y), (x[:5], y[:5])])
-    phase = Phase(steps=3, batch=8, lr=0.1, momentum=0.5, weight_decay=0.1, clip=0.3, holds=frozenset({"weight"}))
+    phase = Phase(
+        steps=3,
+        batch=8,
+        optimiser=Optimiser(lr=0.1, momentum=0.5, weight_decay=0.1, clip=0.3),
+        holds=frozenset({"weight"}),
+    )
     ctx = context(0, 1, 1, torch.arange(2), data.count, 2, 13)
     after, _ = train(net, nn.CrossEntropyLoss(reduction="none"), data, Local((phase,)), start, ctx, path)
     for k, count in enumerate((8, 5)):

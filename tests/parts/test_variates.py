@@ -3,6 +3,7 @@
 import torch
 
 from sparing.core.method import Lesson, Phase, Trained
+from sparing.core.optimiser import Optimiser
 from sparing.parts.train.control_variates import correct_by_control_variates, renewed_variates
 from support import make_ctx
 
@@ -43,7 +44,11 @@ def test_what_is_added_to_a_gradient():
 
 def test_a_control_variate_becomes_the_mean_gradient_of_the_steps_taken():
     ctx = make_ctx([4, 7], [5, 12])
-    phases = (Phase(epochs=2, batch=5, lr=0.1), Phase(steps=3, lr=0.2), Phase(steps=9, trains=frozenset({"h"})))
+    phases = (
+        Phase(epochs=2, batch=5, optimiser=Optimiser(lr=0.1)),
+        Phase(steps=3, optimiser=Optimiser(lr=0.2)),
+        Phase(steps=9, trains=frozenset({"h"})),
+    )
     out, memory, _ = renew(ctx, *phases)
     length = torch.tensor([[2 * 1 * 0.1 + 3 * 0.2], [2 * 3 * 0.1 + 3 * 0.2]])
     want = MEMORY["control/w"] - START["w.control"] + (START["w"] - AFTER["w"]) / length
@@ -55,7 +60,7 @@ def test_a_control_variate_becomes_the_mean_gradient_of_the_steps_taken():
 
 
 def test_each_client_as_if_alone():
-    ctx, phase = make_ctx([4, 7], [5, 12]), Phase(epochs=2, batch=5, lr=0.3)
+    ctx, phase = make_ctx([4, 7], [5, 12]), Phase(epochs=2, batch=5, optimiser=Optimiser(lr=0.3))
     together = renew(ctx, phase).memory
     for k in range(2):
         lesson = Lesson(START, {name: x[k : k + 1] for name, x in MEMORY.items()}, (phase,))

@@ -7,6 +7,7 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import layout_of
 from sparing.models.small import cnn
 from sparing.parts.factors import along_factors, factor_pace
@@ -214,23 +215,30 @@ def test_networks_with_batch_norm(buffers):
 
 
 def test_frobenius_decay_reaches_training_and_is_the_gradient():
-    local = Local((Phase(epochs=2), Phase(epochs=1, weight_decay=0.1)))
+    local = Local((Phase(epochs=2), Phase(epochs=1, optimiser=Optimiser(weight_decay=0.1))))
     method = compose(LAYOUT, fedhm(), local=local)
     assert [phase.frobenius for phase in method.local.phases] == [1e-4, 1e-4]
     assert [phase.epochs for phase in method.local.phases] == [2, 1]
 
 
 def test_no_gradient_adds_up_to_a_longer_step_where_factors_are_trained():
-    plain = Phase(lr=0.05)
-    own = Local((plain, plain._replace(momentum=0.9), plain._replace(clip=1.0), plain._replace(optimiser="adam")))
-    assert [phase.clip for phase in compose(LAYOUT, fedhm(step=2.0), local=own).local.phases] == [
+    plain = Phase(optimiser=Optimiser(lr=0.05))
+    own = Local(
+        (
+            plain,
+            plain._replace(optimiser=plain.optimiser._replace(momentum=0.9)),
+            plain._replace(optimiser=plain.optimiser._replace(clip=1.0)),
+            plain._replace(optimiser=plain.optimiser._replace(name="adam")),
+        )
+    )
+    assert [phase.optimiser.clip for phase in compose(LAYOUT, fedhm(step=2.0), local=own).local.phases] == [
         pytest.approx(40),
         pytest.approx(4),
         1,
         None,
     ]
-    assert compose(LAYOUT, fedhm(step=None)).local.phases[0].clip is None
-    assert compose(LAYOUT, fedhm(ratios=[1])).local.phases[0].clip is None, "nobody trains factors"
+    assert compose(LAYOUT, fedhm(step=None)).local.phases[0].optimiser.clip is None
+    assert compose(LAYOUT, fedhm(ratios=[1])).local.phases[0].optimiser.clip is None, "nobody trains factors"
 
 
 def test_frobenius_decay_is_the_gradient():
@@ -291,7 +299,7 @@ def test_what_makes_no_sense_is_refused(spec, words):
 
 def test_kept_momentum_is_refused_over_factors():
     with pytest.raises(MethodError, match=r"copy or a memory of 'conv2.a'"):
-        compose(LAYOUT, fedhm(), local=Local((Phase(momentum=0.9),), init=velocities))
+        compose(LAYOUT, fedhm(), local=Local((Phase(optimiser=Optimiser(momentum=0.9)),), init=velocities))
 
 
 def test_a_layer_kept_whole_may_be_remembered():

@@ -8,6 +8,7 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import Local, Phase, Trained
+from sparing.core.optimiser import Optimiser
 from sparing.core.round import client, first_client, first_server, outgoing
 from sparing.core.tree import layout_of, tree_of
 from sparing.models import build_network
@@ -209,7 +210,7 @@ def test_what_makes_no_sense_is_refused(spec, words):
 
 def test_kept_momentum_is_refused():
     with pytest.raises(MethodError, match=r"copy or a memory of 'conv1.bias'.*kept momentum"):
-        compose(LAYOUT, heterofl(), local=Local((Phase(momentum=0.9),), init=velocities))
+        compose(LAYOUT, heterofl(), local=Local((Phase(optimiser=Optimiser(momentum=0.9)),), init=velocities))
 
 
 def test_networks_of_other_kinds_are_refused():

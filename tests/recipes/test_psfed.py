@@ -12,6 +12,7 @@ import sparing
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, MethodError, SparingError
 from sparing.core.method import Local, Phase, Trained
+from sparing.core.optimiser import Optimiser
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import expand_rows, layout_of
 from sparing.fleet.fleet import Fleet
@@ -312,7 +313,7 @@ def test_momentum_is_forgotten_exactly_where_the_server_wrote():
                 after[name] = after[name] - lr * velocity[f"velocity/{name}"]
         return Trained(after, velocity, {"loss": torch.zeros(2)})
 
-    local = Local((Phase(momentum=beta),), init=velocities)
+    local = Local((Phase(optimiser=Optimiser(momentum=beta)),), init=velocities)
     method = compose(LAYOUT, psfed(fraction=0.4, reset_momentum=True), local=local)
     server, state = first_server(method, MODEL, 50), expand_rows(first_client(method, MODEL), 2)
     name, k, places = "3.weight", 1, [(0, 1), (1, 7), (2, 5), (2, 15)]

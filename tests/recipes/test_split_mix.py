@@ -8,6 +8,7 @@ import sparing
 from sparing.core.compose import compose, remake_model
 from sparing.core.errors import ConfigError, DataError, MethodError
 from sparing.core.method import Local, Phase, Trained
+from sparing.core.optimiser import Optimiser
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing, settle
 from sparing.core.tree import layout_of, tree_of
 from sparing.models import build_network
@@ -318,7 +319,7 @@ def test_what_makes_no_sense_is_refused(spec, words):
 def test_kept_momentum_is_refused():
     layout = layout_of(split_by_width(cnn(1, 10, 8), 8))
     with pytest.raises(MethodError, match=r"copy or a memory of 'net.conv1.bias'.*kept momentum"):
-        compose(layout, split_mix(), local=Local((Phase(momentum=0.9),), init=velocities))
+        compose(layout, split_mix(), local=Local((Phase(optimiser=Optimiser(momentum=0.9)),), init=velocities))
 
 
 def test_a_layout_that_was_not_split_is_refused():

@@ -45,6 +45,9 @@ def pool():
 def numbers():
     return [(x, x[:, :1] * 2) for x, _ in load()]
 
+def hits(outputs, targets):
+    return float((outputs.argmax(1) == targets).double().mean())
+
 def halved(output, y, by=0.5):
     return by * nn.functional.cross_entropy(output, y, reduction="none")
 
@@ -89,6 +92,14 @@ def test_model_data_and_loss_of_ones_own_from_python():
     assert net(classes=3).layers[-1].out_features == 3
     assert len(load()) == 4
     assert loss(torch.zeros(2, 3), torch.zeros(2).long()).shape == (2,)
+
+
+def test_a_metric_of_ones_own():
+    write_study(data="mine.py:load", model="mine.py:Net")
+    said = sparing_says("run", "study.yaml", "evaluate.metrics=[accuracy, mine.py:hits]", "--trust", "--json")
+    assert said.exit_code == 0, said.output
+    assert "evaluate.metrics.0 runs mine.py:hits" in said.output
+    assert list(Path("runs").glob("*/code/mine-*.py"))
 
 
 def test_what_a_loader_may_return():

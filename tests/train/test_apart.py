@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.data.clients import Clients
 from sparing.parts.size.mixture import Mix
 from sparing.train.local import train
@@ -36,7 +37,7 @@ def test_every_base_trains_as_if_alone(path):
     g = torch.Generator().manual_seed(0)
     data = Clients.of([(torch.rand(n, 6, generator=g), torch.arange(n) % 3) for n in (7, 12, 20)])
     ctx = make_ctx([0, 1, 2], [7, 12, 20])
-    phase = Phase(epochs=2, batch=5, lr=0.1, momentum=0.9, clip=0.3, prox=0.2, correct=True)
+    phase = Phase(epochs=2, batch=5, optimiser=Optimiser(lr=0.1, momentum=0.9, clip=0.3), prox=0.2, correct=True)
     start, anchor, pull = rows(1), rows(2), rows(3, 0.01)
     pull = {name: x for name, x in pull.items() if "num_batches" not in name}
     memory = {f"velocity/{name}": x for name, x in rows(4, 0.1).items() if name.endswith(("weight", "bias"))}
@@ -75,7 +76,7 @@ def test_dropout_is_drawn_for_every_base_apart_and_for_the_first_as_if_alone(pat
     base = nn.Sequential(nn.Linear(64, 16), nn.Dropout(0.5), nn.Linear(16, 4))
     mix, data = Mix([base] * 3), Clients.of([(x, y)] * 2)
     start = {name: w[None] for name, w in mix.state_dict().items()}
-    how = (cross_entropy, data, Local((Phase(steps=1, batch=8, lr=0.1),)))
+    how = (cross_entropy, data, Local((Phase(steps=1, batch=8, optimiser=Optimiser(lr=0.1)),)))
     after, _ = train(mix, *how, start, make_ctx([0, 1]), path)
     heads = after["net.2.weight"].flatten(0, 1)
     assert all(not torch.allclose(heads[i], heads[j], atol=1e-4) for i in range(6) for j in range(i))

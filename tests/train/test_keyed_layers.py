@@ -9,6 +9,7 @@ from torch import nn
 from sparing.core.context import Ctx, context
 from sparing.core.errors import ConfigError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import take_rows, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.train.keyed_layers import KeyedStep, dropout_keys, hook_keyed_layers
@@ -16,7 +17,7 @@ from sparing.train.local import train
 from sparing.train.losses import cross_entropy
 from support import make_ctx
 
-LOCAL = Local((Phase(epochs=2, batch=8, lr=0.1),))
+LOCAL = Local((Phase(epochs=2, batch=8, optimiser=Optimiser(lr=0.1)),))
 
 
 class Functional(nn.Module):
@@ -149,7 +150,7 @@ def test_shuffling_is_keyed_by_client_and_round():
     """Two clients with the same samples walk through them differently, and differently again next round."""
     x, y = cohort([40]).client(0)
     model, data = built(lambda: nn.Linear(6, 3)), Clients.of([(x, y), (x, y)])
-    local = Local((Phase(epochs=1, batch=4, lr=0.5),))
+    local = Local((Phase(epochs=1, batch=4, optimiser=Optimiser(lr=0.5)),))
     a, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data))
     b, _ = train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data, round=3))
     assert bool((a["weight"][0] != a["weight"][1]).any())

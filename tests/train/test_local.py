@@ -12,6 +12,7 @@ from sparing.accel.train_choice import fastest_path
 from sparing.core.context import Ctx, context
 from sparing.core.keys import hashes
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import Tree, expand_rows, layout_of, take_rows, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.train.local import train
@@ -77,9 +78,14 @@ def alone(model: nn.Module, x: Tensor, y: Tensor, local: Local, start: Tree, ctx
     for number, phase in enumerate(local.phases):
         moving = [p for name, p in model.named_parameters() if phase.trains is None or name in phase.trains]
         opt = (
-            torch.optim.Adam(moving, lr=phase.lr, weight_decay=phase.weight_decay)
-            if phase.optimiser == "adam"
-            else torch.optim.SGD(moving, lr=phase.lr, momentum=phase.momentum, weight_decay=phase.weight_decay)
+            torch.optim.Adam(moving, lr=phase.optimiser.lr, weight_decay=phase.optimiser.weight_decay)
+            if phase.optimiser.name == "adam"
+            else torch.optim.SGD(
+                moving,
+                lr=phase.optimiser.lr,
+                momentum=phase.optimiser.momentum,
+                weight_decay=phase.optimiser.weight_decay,
+            )
         )
         for batch in epochs_of(ctx, number, phase, len(y)):
             for layer in model.modules():
@@ -92,8 +98,8 @@ def alone(model: nn.Module, x: Tensor, y: Tensor, local: Local, start: Tree, ctx
                 pairs = zip(model.parameters(), first, strict=True)
                 loss = loss + phase.prox / 2 * sum((p - p0).square().sum() for p, p0 in pairs)
             loss.backward()
-            if phase.clip is not None:
-                nn.utils.clip_grad_norm_(moving, phase.clip)
+            if phase.optimiser.clip is not None:
+                nn.utils.clip_grad_norm_(moving, phase.optimiser.clip)
             opt.step()
     torch.set_num_threads(before)
     return tree_of(model)
@@ -106,11 +112,11 @@ def worst(a: Tree, b: Tree) -> float:
 
 
 PHASES = {
-    "momentum": Phase(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01),
-    "adam": Phase(epochs=2, lr=0.01, optimiser="adam", weight_decay=0.1),
-    "plain": Phase(epochs=1, lr=0.1, batch=10),
-    "clip": Phase(epochs=2, lr=0.5, clip=0.3),
-    "steps": Phase(steps=7, lr=0.1, momentum=0.5),
+    "momentum": Phase(epochs=2, optimiser=Optimiser(lr=0.1, momentum=0.9, weight_decay=0.01)),
+    "adam": Phase(epochs=2, optimiser=Optimiser(lr=0.01, name="adam", weight_decay=0.1)),
+    "plain": Phase(epochs=1, optimiser=Optimiser(lr=0.1), batch=10),
+    "clip": Phase(epochs=2, optimiser=Optimiser(lr=0.5, clip=0.3)),
+    "steps": Phase(steps=7, optimiser=Optimiser(lr=0.1, momentum=0.5)),
 }
 
 
@@ -151,7 +157,12 @@ def test_stacked_in_float64(make, name):
 
 def test_prox_against_autograd():
     model, data = built(dense_bn, torch.float64), cohort([40, 7], torch.float64)
-    local = Local((Phase(epochs=3, lr=0.2, prox=0.7, batch=8, clip=1.0), Phase(epochs=1, lr=0.1, prox=0.3)))
+    local = Local(
+        (
+            Phase(epochs=3, optimiser=Optimiser(lr=0.2, clip=1.0), prox=0.7, batch=8),
+            Phase(epochs=1, optimiser=Optimiser(lr=0.1), prox=0.3),
+        )
+    )
     start, ctx = tree_of(model), round_of([0, 1], data)
     wanted = [alone(model, *data.client(i), local, start, ctx.at(slice(i, i + 1))) for i in (0, 1)]
     without = Local(tuple(phase._replace(prox=0.0) for phase in local.phases))
@@ -167,7 +178,12 @@ def test_prox_against_autograd():
 def test_phases_train_only_what_they_name(path):
     model, data = built(dense_bn), cohort([20, 5])
     body, head = frozenset(["0.weight", "1.bias"]), frozenset(["3.weight"])
-    local = Local((Phase(trains=body, momentum=0.9), Phase(trains=head, optimiser="adam", lr=0.01)))
+    local = Local(
+        (
+            Phase(trains=body, optimiser=Optimiser(momentum=0.9)),
+            Phase(trains=head, optimiser=Optimiser(name="adam", lr=0.01)),
+        )
+    )
     start, ctx = tree_of(model), round_of([0, 1], data)
     after, _ = train(model, cross_entropy, data, local, start, ctx, path=path)
     moved = {name for name in after if bool((after[name] != start[name]).any())}
@@ -205,13 +221,16 @@ def test_reported_loss_is_the_mean_over_the_last_epoch(path):
     """With lr 0 nothing moves, so the mean over visited samples is the plain mean."""
     model, data = built(lambda: nn.Linear(6, 3)), cohort([33, 5, 1])
     wanted = torch.stack([cross_entropy(model(x), y).mean() for x, y in (data.client(i) for i in range(3))]).detach()
-    for phase in (Phase(lr=0.0, epochs=2, batch=8), Phase(lr=0.0, steps=5, batch=33)):
+    for phase in (
+        Phase(optimiser=Optimiser(lr=0.0), epochs=2, batch=8),
+        Phase(optimiser=Optimiser(lr=0.0), steps=5, batch=33),
+    ):
         _, notes = train(
             model, cross_entropy, data, Local((phase,)), tree_of(model), round_of([0, 1, 2], data), path=path
         )
         assert notes["loss"].dtype == torch.float32
         assert torch.allclose(notes["loss"], wanted, rtol=1e-5)
-    once, twice = (Local((Phase(lr=0.5, epochs=n, batch=33),)) for n in (1, 2))
+    once, twice = (Local((Phase(optimiser=Optimiser(lr=0.5), epochs=n, batch=33),)) for n in (1, 2))
     after, _ = train(model, cross_entropy, data, once, tree_of(model), round_of([0], data), path=path)
     _, notes = train(model, cross_entropy, data, twice, tree_of(model), round_of([0], data), path=path)
     x, y = data.client(0)
@@ -251,7 +270,9 @@ def two_rounds(
 def long_run(model: nn.Module, x: Tensor, y: Tensor, phase: Phase, ctx: Ctx) -> tuple[Tree, list[Tensor]]:
     """One torch.optim.SGD through the batches of rounds 2 and 3, never started anew."""
     model = copy.deepcopy(model).train()
-    opt = torch.optim.SGD(model.parameters(), phase.lr, phase.momentum, weight_decay=phase.weight_decay)
+    opt = torch.optim.SGD(
+        model.parameters(), phase.optimiser.lr, phase.optimiser.momentum, weight_decay=phase.optimiser.weight_decay
+    )
     for t in (2, 3):
         for batch in epochs_of(ctx._replace(round=t), 0, phase, len(y)):
             opt.zero_grad()
@@ -264,7 +285,7 @@ def long_run(model: nn.Module, x: Tensor, y: Tensor, phase: Phase, ctx: Ctx) -> 
 def test_kept_velocities_make_two_rounds_one_long_run(path):
     model = built(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), torch.float64)
     data, ids = cohort([20, 5, 47, 12], torch.float64), [3, 0, 2, 1]
-    phase = Phase(epochs=2, lr=0.1, momentum=0.9, weight_decay=0.01, batch=8)
+    phase = Phase(epochs=2, optimiser=Optimiser(lr=0.1, momentum=0.9, weight_decay=0.01), batch=8)
     after, memory = two_rounds(model, data, Local((phase,)), ids, path, kept=True)
     fresh, nothing = two_rounds(model, data, Local((phase,)), ids, path, kept=False)
     assert nothing == {}
@@ -294,7 +315,7 @@ def test_kept_velocities_on_the_loop_path_are_row_exact():
 @pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
 def test_a_velocity_that_a_phase_does_not_train_stays(path):
     model, data = built(dense_bn), cohort([20, 5])
-    local = Local((Phase(epochs=1, momentum=0.9, trains=frozenset({"3.weight"})),))
+    local = Local((Phase(epochs=1, optimiser=Optimiser(momentum=0.9), trains=frozenset({"3.weight"})),))
     memory = {name: torch.ones(2, *x.shape[1:]) for name, x in velocities(layout_of(model)).items()}
     train(model, cross_entropy, data, local, tree_of(model), round_of([0, 1], data), path, memory=memory)
     moved = {name for name, x in memory.items() if not bool((x == 1).all())}

@@ -11,6 +11,7 @@ from torch import nn
 from sparing.core.context import context
 from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import layout_of, tree_of, tree_sha256
 from sparing.data.clients import Clients
 from sparing.train import loop
@@ -55,7 +56,12 @@ def cohort() -> Clients:
 
 def rows(model, data, threads: int, lr: float = 0.1) -> list[tuple[str, str]]:
     """What comes of every client, trained by itself on one of so many threads, with velocities to go on from."""
-    local = Local((Phase(epochs=3, batch=8, lr=lr, momentum=0.9), Phase(epochs=1, batch=8, momentum=0.5)))
+    local = Local(
+        (
+            Phase(epochs=3, batch=8, optimiser=Optimiser(lr=lr, momentum=0.9)),
+            Phase(epochs=1, batch=8, optimiser=Optimiser(momentum=0.5)),
+        )
+    )
     start = tree_of(model)
 
     def one(i: int) -> tuple[str, str]:

@@ -45,7 +45,7 @@ def study_from_items(items: Sequence[str] | None, trusts: bool = False) -> Study
 
 def admit_code(study: Study, trusts: bool, typed: Sequence[str] = (), copies: Path | None = None) -> None:
     """Say which code of others will run. It must be known to this user, trusted now, or named on the command line."""
-    references = study.task.code().values()
+    references = study.code().values()
     if not references:
         return
     if trusts or all(any(reference in word for word in typed) for reference in references):

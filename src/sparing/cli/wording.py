@@ -66,6 +66,13 @@ def print_result(result: "Result", folder: str, console: Console) -> None:
         "sent down": f"{megabytes_text(result.down_bytes)} MB",
         "took": f"{result.rounds} rounds, {result.seconds:.1f} s",
     }
+    if result.ranked_by != "accuracy":
+        better = "higher" if result.higher_is_better else "lower"
+        known = {"": result.score, "personalized ": result.personal_score}
+        said = ", ".join(f"{whose}{value:.4g}" for whose, value in known.items() if value == value)
+        rows = {result.ranked_by: f"{said} ({better} is better)"} | rows
+    if result.accuracy != result.accuracy:
+        rows = {name: text for name, text in rows.items() if "accuracy" not in name}
     if result.epsilon == result.epsilon:
         rows["privacy spent"] = f"epsilon {result.epsilon:.4g}"
     if result.privacy:

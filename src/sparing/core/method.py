@@ -6,13 +6,14 @@ nothing uses `{}`. All functions see the client axis: K is a whole chunk of the 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Flag, auto
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from sparing.core.context import Ctx
 from sparing.core.gaussian import Words, fresh_words
+from sparing.core.optimiser import Optimiser
 from sparing.core.parcel import Cuts, Parcel, Schema
 from sparing.core.tree import Layout, Masks, Tree
 
@@ -294,7 +295,7 @@ class Fit(NamedTuple):
     names: tuple[str, ...] = ()  # what to call each size
     within: bool = False  # smaller tensors are parts of the full ones: clients keep private ones in full shape
     kept: "Fit | None" = None  # in its place where clients keep private tensors: each has the same parts in all rounds
-    check: Callable[[nn.Module, Tensor], None] = lambda model, x: None  # refuse a network that cannot be resized so
+    check: Callable[[nn.Module, Any], None] = lambda model, x: None  # refuse a network that cannot be resized so
 
     def size(self, ctx: Ctx) -> int:
         """That of these K clients."""
@@ -307,16 +308,18 @@ class Phase(NamedTuple):
     epochs: int = 5
     steps: int | None = None  # exactly so many batches instead of epochs
     batch: int = 10
-    optimiser: str = "sgd"  # or "adam"
-    lr: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    clip: float | None = None  # largest gradient norm
+    optimiser: Optimiser = Optimiser()
     prox: float = 0.0  # FedProx: prox / 2 * |w - w_start|^2 joins the loss
     correct: bool = False  # add the lesson's `pull` to every gradient: SCAFFOLD
     frobenius: float = 0.0  # frobenius / 2 * |A B|^2 of every factored layer, instead of weight decay there
     trains: frozenset[str] | None = None  # None: every parameter
     holds: frozenset[str] = frozenset()  # tensors in which a weight that is zero stays zero: pruned ones
+
+    def at(self, ctx: Ctx) -> "Phase":
+        """As it is in this round, with the learning rate that its schedule gives."""
+        if self.optimiser.schedule is None:
+            return self
+        return self._replace(optimiser=self.optimiser.at(ctx.round, ctx.rounds))
 
     def steps_with(self, n: int) -> int:
         """How many steps a client with n samples takes."""

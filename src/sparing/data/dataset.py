@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from sparing.data.inputs import Inputs, SomeSamples
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -28,10 +30,12 @@ class Dataset:
         return len(self.y)
 
 
-def to_network_input(x: Tensor) -> Tensor:
+def to_network_input(x: SomeSamples) -> SomeSamples:
     """Samples as a network takes them: uint8 images become floats in [0, 1], everything else stays as it is.
 
     >>> to_network_input(torch.tensor([[0, 255]], dtype=torch.uint8))
     tensor([[0., 1.]])
     """
+    if isinstance(x, Inputs):
+        return x.map(to_network_input)
     return x.to(torch.float32).mul_(1 / 255) if x.dtype == torch.uint8 else x

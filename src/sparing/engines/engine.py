@@ -125,6 +125,7 @@ class Marks(NamedTuple):
     loss: Tensor  # [m]
     auc: Tensor  # [m]
     met: Tensor  # [m] bool: who has ever taken part
+    asked: Tree = {}  # noqa: RUF012  [m] of each metric that the task asks for
 
 
 class Evaluation(NamedTuple):
@@ -134,6 +135,7 @@ class Evaluation(NamedTuple):
     loss: float
     auc: float
     marks: dict[str, Marks]
+    asked: dict[str, float] = {}  # noqa: RUF012  the metrics that the task asks for
 
 
 class Engine(Protocol):

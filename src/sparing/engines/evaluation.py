@@ -17,7 +17,9 @@ from sparing.core.round import Server, starting_models, train_locally
 from sparing.core.threads import work_side_by_side
 from sparing.core.tree import Tree, cat_trees, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks_by_thread, chunks_of_size, cohort_context
+from sparing.tasks.task import Task
 from sparing.train.evaluate import evaluate_all, evaluate_rows
+from sparing.train.named_metrics import ACCURACY
 from sparing.train.precision import multiplying_as
 
 
@@ -40,7 +42,8 @@ def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wante
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
         model = job.network(server.model)
-        whole = evaluate_all(job.model, task.loss, model, *task.test_all, is_static(job), job.training.runner)
+        how = (is_static(job), job.training.runner, task.metrics)
+        whole = evaluate_all(job.model, task.loss, model, *task.test_all, *how)
     marks: dict[str, Marks] = {}
     if task.test is not None:
         ids = wanted.ids[task.test.count[wanted.ids] > 0]
@@ -49,7 +52,13 @@ def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wante
             cohort = cohort_context(job, server, new if who == "new" else ids, t + 1)
             if len(cohort.ids):
                 marks[who] = _marks_of(job, bank, server, cohort, who, wanted.steps)
-    return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks)
+    asked = {name: whole.get(name, float("nan")) for name in asked_for(task)}
+    return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks, asked)
+
+
+def asked_for(task: Task) -> list[str]:
+    """Names of the metrics that stand beside accuracy."""
+    return [one.name for one in task.metrics if one != ACCURACY]
 
 
 Start = tuple[Ctx, Tree, Tree]
@@ -76,9 +85,10 @@ def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps
         assert job.task.test is not None
         (ctx, models, _), ids = trained, trained[0].ids
         model, whole = (job.model, job.network(models)) if who == "global" else (job.model_for(ctx), job.used(models))
-        how = (is_static(job), job.training.runner)
+        how = (is_static(job), job.training.runner, job.task.metrics)
         got = evaluate_rows(model, job.task.loss, whole, job.task.test, ids, *how)
-        found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids]))
+        asked = {name: got[name] for name in asked_for(job.task)}
+        found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids], asked))
 
     with torch.no_grad():
         chunked = chunks_by_thread(job, cohort) if trains else chunks_of_size(cohort, job.chunk, job.method.fit)
@@ -111,6 +121,8 @@ def is_static(job: Job) -> bool:
 
 def _marks_in_order(parts: list[Marks]) -> Marks:
     """All parts, in id order."""
-    marks = Marks(**cat_trees([part._asdict() for part in parts]))
-    order = marks.ids.argsort()
-    return Marks(*(x[order] for x in marks))
+    columns = cat_trees([{**part._asdict(), "asked": part.ids, **part.asked} for part in parts])
+    order = columns["ids"].argsort()
+    columns = {name: x[order] for name, x in columns.items()}
+    asked = {name: columns[name] for name in parts[0].asked}
+    return Marks(**{name: columns[name] for name in Marks._fields if name != "asked"}, asked=asked)

@@ -63,6 +63,7 @@ def fedhm(
 
 def bounded(phase: Phase, step: float | None) -> Phase:
     """The same phase, in which no gradient adds up to a longer step; Adam's steps do not follow its size."""
-    if step is None or phase.clip is not None or phase.optimiser != "sgd":
+    how = phase.optimiser
+    if step is None or how.clip is not None or how.name != "sgd":
         return phase
-    return phase._replace(clip=step * (1 - phase.momentum) / phase.lr)
+    return phase._replace(optimiser=how._replace(clip=step * (1 - how.momentum) / how.lr))

@@ -16,10 +16,14 @@ from sparing.core import tree
 from sparing.core.context import context
 from sparing.core.errors import CheckpointError
 from sparing.data.clients import Clients
+from sparing.data.inputs import Samples, sample_tensors
 from sparing.engines.engine import Job
+from sparing.engines.evaluation import asked_for
 from sparing.runs.study import Study
 from sparing.train.evaluate import evaluate_all
-from sparing.train.losses import accuracy
+from sparing.train.losses import accuracy, sample_losses
+from sparing.train.model_call import main_tensor
+from sparing.train.named_metrics import LOSS
 
 _IDENTITY_SAMPLES = 16
 _IDENTITY_TOLERANCE = 1e-3  # another machine rounds differently, another function gives something else
@@ -35,12 +39,14 @@ _TERMS = {
     "fleet": "the file fleet.trace or fleet.capacity",
     "loss": "the loss",
     "accuracy": "how accuracy is measured",
+    "metrics": "the task's metrics",
 }
 
 
 def run_identity(study: Study, job: Job) -> RunIdentity:
     task = job.task
     losses, hits = _losses_and_hits(job)
+    asked = [name for name in asked_for(task) if task.metrics != (LOSS,)]
     return {
         "study": study.fingerprint(),
         "model": tree.tree_sha256(job.initial),
@@ -52,14 +58,16 @@ def run_identity(study: Study, job: Job) -> RunIdentity:
         "fleet": _digest_of_sets(job.fleet.trace, tuple(job.fleet.capacity.values())),
         "loss": losses,
         "accuracy": hits,
+        **({"metrics": " ".join(asked)} if asked else {}),
     }
 
 
-def _digest_of_sets(*sets: Clients | tuple[Tensor, ...] | None) -> str:
+def _digest_of_sets(*sets: Clients | tuple[Samples, ...] | None) -> str:
     found = hashlib.sha256()
     for one in sets:
         tensors = (one.start, one.count, one.x, one.y) if isinstance(one, Clients) else one or ()
-        found.update(tree.tree_sha256({str(i): x for i, x in enumerate(tensors)}).encode())
+        named = {name: x for i, one in enumerate(tensors) for name, x in sample_tensors(one, str(i))}
+        found.update(tree.tree_sha256(named).encode())
     return found.hexdigest()
 
 
@@ -68,8 +76,9 @@ def _losses_and_hits(job: Job) -> tuple[list[float], list[float]]:
     data, found = job.task.train, []
 
     def look(output: Any, y: Tensor) -> Tensor:
-        hits = accuracy(output, y) if isinstance(output, Tensor) else torch.zeros(0)
-        found.extend([job.task.loss(output, y).double().tolist(), hits.double().tolist()])
+        first = main_tensor(output)
+        hits = accuracy(first, y) if first is not None else torch.zeros(0)
+        found.extend([sample_losses(job.task.loss, output, y).double().tolist(), hits.double().tolist()])
         return torch.zeros(len(y), device=y.device)
 
     moved = {

@@ -201,7 +201,7 @@ def privacy_account(job: Job, count: int, releases: Releases | None = None) -> P
 
 
 def _result_of_run(run: RunState) -> Result:
-    table, spending = run.table, run.spending
+    table, spending, first = run.table, run.spending, run.job.task.metrics[0]
     return Result(
         task=run.job.task.name,
         method="+".join(entry if isinstance(entry, str) else next(iter(entry)) for entry in run.study.method),
@@ -221,6 +221,10 @@ def _result_of_run(run: RunState) -> Result:
         epsilon=spending.spent(run.done) if spending else math.nan,
         stopped=spending.why if spending else "",
         privacy=_privacy_sentence(run),
+        ranked_by=first.name,
+        higher_is_better=first.higher_is_better,
+        score=latest_value(table, first.name),
+        personal_score=latest_value(table, f"personal_{first.name}"),
     )
 
 

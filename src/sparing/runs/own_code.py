@@ -23,8 +23,8 @@ class NamedCode(NamedTuple):
 
 def code_of_study(study: Study, copies: Path | None = None) -> list[NamedCode]:
     return [
-        NamedCode(f"task.{key}", reference, file.path, file.sha256)
-        for key, reference in study.task.code().items()
+        NamedCode(key, reference, file.path, file.sha256)
+        for key, reference in study.code().items()
         for file in code_files(reference, copies)
     ]
 
@@ -36,7 +36,7 @@ def trust_code(study: Study, copies: Path | None = None) -> None:
 
 
 def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
-    for reference in study.task.code().values():
+    for reference in study.code().values():
         for file in code_files(reference, copies):
             if not is_trusted(file.sha256):
                 raise ConfigError(untrusted_sentence(reference, file))
@@ -44,7 +44,7 @@ def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
 
 def keep_copies(study: Study, folder: Path) -> None:
     """The files as they are now, in the run folder: whoever goes on with the run goes on with these."""
-    for reference in study.task.code().values():
+    for reference in study.code().values():
         place = reference.rpartition(":")[0]
         if place.endswith(".py"):
             path = folder / CODE_FOLDER / copy_name(place)

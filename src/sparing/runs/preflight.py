@@ -13,12 +13,15 @@ from sparing.core.errors import ConfigError, DataError, SparingError, TrainingEr
 from sparing.core.tree import Models, tree_of
 from sparing.data.clients import Clients
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples, sample_tensors, samples_in_words
 from sparing.engines.engine import Job
 from sparing.parts.size.mixture import Mix
 from sparing.train.evaluate import evaluate_all
 from sparing.train.gradient import reaches_params
 from sparing.train.local import train
-from sparing.train.losses import cross_entropy, squared_error
+from sparing.train.losses import cross_entropy, sample_losses, squared_error
+from sparing.train.model_call import main_tensor
+from sparing.train.working_copy import EVALUATED_AT_ONCE
 
 _PATH_TOLERANCE = {
     "stacked": 1e-3,
@@ -29,7 +32,7 @@ _PATH_TOLERANCE = {
 def refuse_model_misfit(job: Job) -> None:
     """Two samples through the model and the loss, of the training data, the test data and the probe set."""
     task = job.task
-    sets: list[tuple[str, Tensor, Tensor]] = [("train", task.train.x, task.train.y)]
+    sets: list[tuple[str, Samples, Tensor]] = [("train", task.train.x, task.train.y)]
     if task.test is not None:
         sets.append(("test", task.test.x, task.test.y))
     if task.test_all is not None and (task.test is None or task.test_all[0] is not task.test.x):
@@ -47,6 +50,9 @@ def refuse_model_misfit(job: Job) -> None:
             _refuse_unknown_labels(job, name, x, y)
         with _errors_as_sentence(job, name, x, y):
             _refuse_wide_types(job, name, x, y)
+    if task.test_all is not None and any(one.of is not None for one in task.metrics):
+        x, y = task.test_all[0][:EVALUATED_AT_ONCE], task.test_all[1][:EVALUATED_AT_ONCE]
+        evaluate_all(job.model, task.loss, job.rest.complete(job.initial), x, y, metrics=task.metrics)
     with _errors_as_sentence(job, "train", *sets[0][1:], "while training"):
         _refuse_unreached_loss(job)
     for size, model in enumerate(job.sizes):
@@ -56,14 +62,14 @@ def refuse_model_misfit(job: Job) -> None:
 
 
 @contextmanager
-def _errors_as_sentence(job: Job, name: str, x: Tensor, y: Tensor, when: str = "") -> Iterator[None]:
+def _errors_as_sentence(job: Job, name: str, x: Samples, y: Tensor, when: str = "") -> Iterator[None]:
     """Whatever the model or the loss stumbles over, in one sentence."""
     try:
         yield
     except SparingError:
         raise
     except Exception as error:
-        what = f"samples of shape {tuple(x.shape[1:])} and type {x.dtype}, targets of type {y.dtype}"
+        what = f"{samples_in_words(x)}, targets of type {y.dtype}"
         reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         model = "the model split into bases" if isinstance(job.model, Mix) else "the model"
         raise DataError(
@@ -71,32 +77,33 @@ def _errors_as_sentence(job: Job, name: str, x: Tensor, y: Tensor, when: str = "
         ) from error
 
 
-def _dtype_hint(job: Job, x: Tensor) -> str:
+def _dtype_hint(job: Job, x: Samples) -> str:
     """What may help, where the samples are of another type than the weights."""
     weights = {p.dtype for p in job.model.parameters()}
-    seen = to_network_input(x[:1]).dtype
-    if seen in weights:
+    if not isinstance(x, Tensor) or to_network_input(x[:1]).dtype in weights:
         return ""
     wanted = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in weights))
     return f"; the weights are in {wanted}: give the samples in that, or a model in theirs"
 
 
-def _refuse_wide_types(job: Job, name: str, x: Tensor, y: Tensor) -> None:
+def _refuse_wide_types(job: Job, name: str, x: Samples, y: Tensor) -> None:
     """Numbers in float64 that would silently widen what a model in other floats computes."""
     task, seen = job.task, []
 
     def look(output: Any, y: Tensor) -> Tensor:
-        seen.append(output.dtype)
-        return task.loss(output, y)
+        first = main_tensor(output)
+        seen.extend([] if first is None else [first.dtype])
+        return sample_losses(task.loss, output, y)
 
     models, static = job.rest.complete(job.initial), job.method.local.buffers == "static"
     evaluate_all(job.model, look, models, x[:2], y[:2], static=static)
     if torch.float64 in {tensor.dtype for tensor in models.values()} or not seen:
         return
-    if x.dtype == seen[0] == torch.float64:
+    wide = next((what for what, one in sample_tensors(x) if one.dtype == torch.float64), None)
+    if wide is not None and seen[0] == torch.float64:
         raise DataError(
-            f"{name}: x is float64, but the model has no weight in float64, so what it gives is in float64 against its "
-            "weights: give x.float(), or a model in float64"
+            f"{name}: {wide} is float64, but the model has no weight in float64, so what it gives is in float64 "
+            "against its weights: give x.float(), or a model in float64"
         )
     if task.loss is squared_error and y.dtype == torch.float64 != seen[0]:
         raise DataError(f"{name}: y is float64, but the model gives {seen[0]}: give y.float(), or a model in float64")
@@ -127,14 +134,16 @@ def _refuse_broken_size(job: Job, size: int, model: nn.Module) -> None:
         ) from error
 
 
-def _refuse_unknown_labels(job: Job, name: str, x: Tensor, y: Tensor) -> None:
+def _refuse_unknown_labels(job: Job, name: str, x: Samples, y: Tensor) -> None:
     """Labels beyond the classes the model tells apart, found before torch stumbles over them."""
     zeros = torch.zeros_like(y[:1])
     classes: list[int] = []
 
-    def look(output: Tensor, y: Tensor) -> Tensor:
-        classes.append(output.shape[-1])
-        return torch.zeros(len(y), device=output.device)
+    def look(output: Any, y: Tensor) -> Tensor:
+        first = main_tensor(output)
+        assert first is not None  # `evaluate_all` refuses it first
+        classes.append(first.shape[-1])
+        return torch.zeros(len(y), device=y.device)
 
     try:
         evaluate_all(job.model, look, job.rest.complete(job.initial), x[:1], zeros)

@@ -38,7 +38,7 @@ class Record:
     down_bytes: int
     coverage: float  # share of the parameters somebody voted on
     seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)  # what the method itself reports: rows of metrics.csv
+    metrics: dict[str, float] = field(default_factory=dict)  # of the task and the method: rows of metrics.csv
 
     @classmethod
     def of(cls, t: int, outcome: Outcome, evaluation: Evaluation | None, seconds: float) -> "Record":
@@ -51,7 +51,8 @@ class Record:
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
             coverage=outcome.report.get("coverage", math.nan),
             seconds=seconds,
-            metrics={name: value for name, value in outcome.report.items() if name != "coverage"},
+            metrics={name: value for name, value in outcome.report.items() if name != "coverage"}
+            | (_asked_columns(evaluation) if evaluation else {}),
         )
 
 
@@ -75,6 +76,15 @@ def _evaluation_columns(evaluation: Evaluation) -> dict[str, float]:
         "unmet_accuracy": weighted_mean(a[~met]),
         "new_accuracy": weighted_mean(new.accuracy) if new else math.nan,
     }
+
+
+def _asked_columns(evaluation: Evaluation) -> dict[str, float]:
+    """The metrics that a task asks for, of the global model and, as a mean over clients, of theirs."""
+    columns = {name: value for name, value in evaluation.asked.items() if name not in ROUND_COLUMNS}
+    for kind, who in (("personal", "before"), ("after", "after"), ("new", "new")):
+        if who in evaluation.marks:
+            columns |= {f"{kind}_{name}": float(x.nanmean()) for name, x in evaluation.marks[who].asked.items()}
+    return columns
 
 
 ROUND_COLUMNS = [field.name for field in fields(Record) if field.name != "metrics"]
@@ -133,9 +143,13 @@ class Result:
     epsilon: float = math.nan  # what was spent of the clients' privacy, where the method counts it
     stopped: str = ""  # why the run ended before its last round
     privacy: str = ""  # for whom epsilon holds
+    ranked_by: str = "accuracy"  # the task's first metric, which tables rank by
+    higher_is_better: bool = True  # of that
+    score: float = math.nan  # that metric, of the global model
+    personal_score: float = math.nan  # and of the clients' own, mean over clients
 
     def metric(self, name: str) -> list[float]:
-        """One number a round of what the method itself reports; NaN where it said nothing."""
+        """One number a round of another metric, or of what the method itself reports; NaN where there is none."""
         return [record.metrics.get(name, math.nan) for record in self.table]
 
     def rounds_to(self, accuracy: float) -> float:
@@ -155,7 +169,9 @@ class Result:
         """What summary.json holds; what is not finite, as where there was nothing to measure, becomes None."""
         private = ("privacy",) if self.privacy else ()
         private = ("epsilon", "stopped", *private) if self.epsilon == self.epsilon else private
+        ranked = ("ranked_by", "higher_is_better", "score", "personal_score")
         aside = {"table", "model", "epsilon", "stopped", "privacy"} - set(private)
+        aside |= set(ranked) if self.ranked_by == "accuracy" else set()
         names = [f.name for f in fields(self) if f.name not in aside]
         values = {name: getattr(self, name) for name in names}
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
@@ -166,8 +182,9 @@ def highest_accuracy(table: list[Record]) -> float:
 
 
 def latest_value(table: list[Record], name: str) -> float:
-    """The latest measured value of a column."""
-    return next((v for r in reversed(table) if (v := getattr(r, name)) == v), float("nan"))
+    """The latest measured value of a column, or of a metric."""
+    values = (getattr(r, name) if name in ROUND_COLUMNS else r.metrics.get(name, math.nan) for r in reversed(table))
+    return next((v for v in values if v == v), float("nan"))
 
 
 def _rounds_until(table: list[Record], accuracy: float) -> list[Record]:

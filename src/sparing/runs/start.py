@@ -53,6 +53,7 @@ from sparing.runs.snapshots import refuse_similarity_of_sizes
 from sparing.runs.study import FleetSection, Study, place_code, study_from
 from sparing.storage.bank import open_bank
 from sparing.tasks.build import build_task
+from sparing.tasks.code import is_code, load_code
 from sparing.tasks.task import Task, copy_model
 
 _ENGINES = {"vector": Vector, "debug": Reference}
@@ -98,7 +99,7 @@ def start_run(
 ) -> Result:
     """A new run. Everything that can be refused is refused before anything is written."""
     secret = Secret(key)
-    job, study = settle_study(study, task or task_from_study(study), secret)
+    job, study = settle_study(study, measured_task(task, study) if task else task_from_study(study), secret)
     with (
         nullcontext() if out is None else RunFolder.create(out, study.device) as folder,
         closing(new_run(study, job, folder, secret)) as state,
@@ -132,7 +133,8 @@ def resume(
         key = secrets.read_secret(folder.path)
         secret = Secret(key)
         path = study.plan.path
-        job, study = settle_study(study, task or task_from_study(study, copies), secret)
+        own = measured_task(task, study, copies) if task else task_from_study(study, copies)
+        job, study = settle_study(study, own, secret)
         if study.plan.path != path:
             raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
         with closing(new_run(study, job, folder, secret)) as state:
@@ -174,7 +176,13 @@ def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
 
 def task_from_study(study: Study, copies: Path | None = None) -> Task:
     """`copies`: where a run keeps the code that it began with."""
-    return build_task(**study.task.model_dump(), seed=study.seed, copies=copies)
+    return measured_task(build_task(**study.task.model_dump(), seed=study.seed, copies=copies), study, copies)
+
+
+def measured_task(task: Task, study: Study, copies: Path | None = None) -> Task:
+    """The task with the metrics that the study names, ours or one's own."""
+    names = study.evaluate.metrics
+    return task.measured_by([load_code(m, copies) if is_code(m) else m for m in names]) if names else task
 
 
 def settle_study(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:

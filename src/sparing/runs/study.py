@@ -25,9 +25,11 @@ from pydantic import (
 
 from sparing.core.byte_sizes import bytes_of_text
 from sparing.core.errors import ConfigError, nearest_name
+from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
-from sparing.tasks.code import CODE_KEYS, code_in, place_beside
+from sparing.tasks.code import CODE_KEYS, code_in, is_code, place_beside
+from sparing.train.schedules import read_schedule
 
 if TYPE_CHECKING:
     from sparing.core.method import Local
@@ -82,33 +84,73 @@ class LocalSection(StudySection):
     epochs: PositiveInt | None = None  # the phase's own where neither epochs nor steps are given
     steps: PositiveInt | None = None
     batch: int = Field(default=USUAL_BATCH, ge=1, lt=2**63)
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: str = "sgd"  # or adam, adamw, or a class of torch.optim; optimizer is the same key
     lr: PositiveFloat = USUAL_LR
+    schedule: str | dict[str, Any] = "constant"  # of lr over rounds: cosine, step, exponential
+    warmup: NonNegativeInt = 0  # rounds in which lr rises
     momentum: float = Field(default=0.0, ge=0, lt=1)
+    nesterov: StrictBool = False
     velocity: Literal["fresh", "kept"] = "fresh"  # kept: a client's momentum goes on from its last round
     weight_decay: NonNegativeFloat = 0.0
     clip: PositiveFloat | None = None
+    options: dict[str, Any] = {}  # of a class of torch.optim, such as {betas: [0.9, 0.95]}
     prox: NonNegativeFloat = 0.0
     buffers: Literal["shared", "own", "static"] = "shared"
 
+    @model_validator(mode="before")
+    @classmethod
+    def one_spelling(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "optimizer" not in values:
+            return values
+        if "optimiser" in values:
+            raise ValueError("local has optimiser and optimizer, which are one key; give one of them")
+        return {"optimiser" if key == "optimizer" else key: value for key, value in values.items()}
+
     @model_validator(mode="after")
     def one_meaning(self) -> "LocalSection":
+        self.optimiser = self.optimiser.lower()
         if self.steps is None and self.epochs is None:
             self.epochs = USUAL_EPOCHS
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"local has epochs {self.epochs} and steps {self.steps}; give one of them")
         if self.velocity == "kept" and not self.momentum:
             raise ValueError("local.velocity is kept, but there is no momentum to keep; set local.momentum to 0.9")
-        if self.optimiser == "adam" and self.momentum:
-            raise ValueError(f"local.momentum is {self.momentum}, which adam has no use for; drop it")
+        if self.optimiser in ("adam", "adamw") and self.momentum:
+            raise ValueError(f"local.momentum is {self.momentum}, which {self.optimiser} has no use for; drop it")
+        if self.nesterov and not self.momentum:
+            raise ValueError("local.nesterov is true, but there is no momentum; set local.momentum to 0.9")
+        if self.velocity == "kept" and (self.optimiser != "sgd" or self.options):
+            raise ValueError(f"local.velocity is kept, which sgd without options can, seen {self.optimiser}; drop it")
+        try:
+            optimiser = self._optimiser()
+            if not optimiser.known_everywhere:
+                from sparing.train.torch_optimisers import check_optimiser
+
+                check_optimiser(optimiser, "local.optimiser: ")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
         return self
 
     def local(self) -> "Local":
         from sparing.core.method import Local, Phase, nothing
         from sparing.train.optim import velocities
 
-        values = self.model_dump(exclude={"buffers", "velocity"}, exclude_none=True)
-        return Local((Phase(**values),), self.buffers, velocities if self.velocity == "kept" else nothing)
+        values = self.model_dump(include={"epochs", "steps", "batch", "prox"}, exclude_none=True)
+        phase = Phase(**values, optimiser=self._optimiser())
+        return Local((phase,), self.buffers, velocities if self.velocity == "kept" else nothing)
+
+    def _optimiser(self) -> Optimiser:
+        options = tuple((name, tuple(x) if isinstance(x, list) else x) for name, x in self.options.items())
+        return Optimiser(
+            self.optimiser,
+            self.lr,
+            self.momentum,
+            self.nesterov,
+            self.weight_decay,
+            self.clip,
+            options,
+            read_schedule(self.schedule, self.warmup),
+        )
 
 
 class PersonalizationSection(StudySection):
@@ -173,6 +215,12 @@ class EvaluateSection(StudySection):
     who: list[Literal["global", "before", "after", "new"]] = ["global", "before"]
     steps: PositiveInt = 10  # of local training for new clients
     set: Literal["test", "validation"] = "test"
+    metrics: list[str] = []  # or my_file.py:function; the first is what tables rank by; none: the task's own
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def one_or_more(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class PlanSection(StudySection):
@@ -218,6 +266,12 @@ class Study(StudySection):
     record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
     keep_secret: StrictBool = False  # what noise was drawn from, once the run has ended; then it can be repeated
 
+    def code(self) -> dict[str, str]:
+        """What it names of code that is not ours: key -> reference."""
+        metrics = [one for one in self.evaluate.metrics if is_code(one)]
+        found = {f"task.{key}": reference for key, reference in self.task.code().items()}
+        return found | {f"evaluate.metrics.{i}": one for i, one in enumerate(metrics)}
+
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
         aside: Any = {"plan": {"graph"}, "keep_secret": True}
@@ -261,10 +315,15 @@ def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
 
 def place_code(values: dict[str, Any], path: str | Path | None = None) -> None:
     """Find the files of code that these values name, beside the study file or under the current folder, in place."""
-    task = values.get("task")
+    folders = (*([] if path is None else [Path(path).parent]), Path())
+    task, evaluate = values.get("task"), values.get("evaluate")
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), str):
+        evaluate["metrics"] = [evaluate["metrics"]]
+    if isinstance(evaluate, dict) and isinstance(evaluate.get("metrics"), list):
+        names = evaluate["metrics"]
+        evaluate["metrics"] = [place_beside(x, folders) if isinstance(x, str) and is_code(x) else x for x in names]
     if not isinstance(task, dict):
         return
-    folders = (*([] if path is None else [Path(path).parent]), Path())
     for key, reference in code_in(task).items():
         found, entry = place_beside(reference, folders), task[key]
         task[key] = {found: entry[reference]} if isinstance(entry, dict) else found

@@ -19,6 +19,7 @@ from sparing.core.errors import ConfigError, DataError, nearest_name
 from sparing.data.arrays import to_tensor
 from sparing.data.clients import Clients, clients_from_pairs
 from sparing.data.dataset import Dataset
+from sparing.data.inputs import Inputs
 from sparing.split.partition import draw_held_out
 from sparing.split.train_test import cut_stratified, split_generator, split_train_test
 
@@ -82,12 +83,14 @@ def client_sets(
 
 
 def sample_shape_and_classes(train: Clients, *others: Any) -> tuple[tuple[int, ...], int]:
-    """Of the samples that a network is built for; for float targets, how many numbers it must give."""
-    y = train.y
+    """Of the samples that a network is built for (of several inputs, the first's); for float targets, how many numbers
+    it must give."""
+    y, first = train.y, train.x.tensors[0] if isinstance(train.x, Inputs) else train.x
+    shape = tuple(first.shape[1:])
     if y.is_floating_point():
-        return tuple(train.x.shape[1:]), y.shape[1] if y.ndim > 1 else 1
+        return shape, y.shape[1] if y.ndim > 1 else 1
     most = [int(one.y.max()) for one in (train, *others) if isinstance(one, Clients) and len(one.y)]
-    return tuple(train.x.shape[1:]), max(most, default=0) + 1
+    return shape, max(most, default=0) + 1
 
 
 def _cut(clients: Clients, share: float, seed: int, what: str) -> tuple[Clients, Clients]:

@@ -1,7 +1,7 @@
 """A task: anyone's model, data and loss."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,10 @@ from sparing.data.clients import (
     check_sample_values,
     clients_from_pairs,
 )
+from sparing.data.collected import is_dataset
+from sparing.data.inputs import Samples
 from sparing.train.losses import Loss, default_loss
+from sparing.train.named_metrics import Metric, read_metrics, usual_metric
 
 __all__ = ["Clients", "Task"]
 
@@ -28,11 +31,19 @@ class Task:
     """What is learned: a model, the clients' samples, and what counts as an error.
 
     `model` is an nn.Module, whose current weights are the start, or a function without arguments that builds one.
-    `train` has one (x, y) per client: numpy arrays, tensors or lists. `test` is one (x, y) for everybody, or one per
-    client; then the global test set is all of them together. `loss(output, y)` gives one number per sample `[B]`;
-    without it, cross entropy for integer y and mean squared error for float y. Clients in `held_out` never train;
-    they are the new clients of an evaluation. With test sets per client, `test_all` may be another global one. `probe`
-    is one (x, y) that the server itself holds, for methods that look at a gradient there; it should be no test data.
+    `train` has one (x, y) per client: numpy arrays, tensors or lists, or a torch Dataset or DataLoader, which is read
+    once. x may also be a dict of arrays, the model's keyword arguments, or a tuple of them, its positional ones. `test`
+    is one (x, y) for everybody, or one per client; then the global test set is all of them together. `loss(output, y)`
+    gives one number per sample `[B]`; without it, cross entropy for integer y and mean squared error for float y. It is
+    given what the model gives, of Hugging Face's outputs the logits; accuracy and the losses named here look at the
+    first tensor of a tuple. Clients in `held_out` never train; they are the new clients of an evaluation. With test
+    sets per client, `test_all` may be another global one. `probe` is one (x, y) that the server itself holds, for
+    methods that look at a gradient there; it should be no test data.
+
+    `metric` is what counts, or a list of them, of which the first is what tables rank by: a name (accuracy, top5,
+    macro_f1, auc, multilabel_accuracy, multilabel_f1, mse, mae, r2, loss), a function of (outputs, targets) that gives
+    a number, or a metric of torchmetrics. Without it, accuracy, or the loss where targets are values. More is better,
+    unless the function has `higher_is_better = False`.
 
     >>> import torch
     >>> from torch import nn
@@ -44,13 +55,14 @@ class Task:
 
     train: Clients
     test: Clients | None  # one test set per client
-    test_all: tuple[Tensor, Tensor] | None  # the global one
+    test_all: tuple[Samples, Tensor] | None  # the global one
     loss: Loss
     name: str
     held_out: Tensor  # int64 [h] ids
     samples: int  # of the clients that train
     validation: Clients | None  # one set per client, to choose settings by
-    probe: tuple[Tensor, Tensor] | None  # the server's own samples
+    probe: tuple[Samples, Tensor] | None  # the server's own samples
+    metrics: tuple[Metric, ...]  # the first is what tables rank by
 
     def __init__(
         self,
@@ -63,6 +75,7 @@ class Task:
         test_all: Pair | None = None,
         validation: Sequence[Pair] | Clients | None = None,
         probe: Pair | None = None,
+        metric: Any = None,
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
@@ -88,6 +101,7 @@ class Task:
         for what, x in self.others():
             check_same_scale(self.train.x, x, what)
         self.loss = loss or default_loss(self.train.y)
+        self.metrics = (usual_metric(self.train.y, self.loss),) if metric is None else read_metrics(metric)
         self.held_out = _check_held_out(held_out, len(self.train))
         self.samples = int(self.train.count.sum()) - int(self.train.count[self.held_out].sum())
 
@@ -95,7 +109,7 @@ class Task:
         """How many clients there are."""
         return len(self.train)
 
-    def others(self) -> list[tuple[str, Tensor]]:
+    def others(self) -> list[tuple[str, Samples]]:
         """The samples that nobody trains on, by the name of their set."""
         sets = [("test", self.test), ("validation", self.validation)]
         found = [(what, clients.x) for what, clients in sets if clients is not None]
@@ -121,6 +135,12 @@ class Task:
         if not isinstance(model, nn.Module):
             raise ConfigError(f"the function given as model returned {model!r}; it must return an nn.Module")
         return model
+
+    def measured_by(self, metrics: Sequence[Any]) -> "Task":
+        """The same task with these metrics."""
+        other = copy.copy(self)
+        other.metrics = read_metrics(list(metrics))
+        return other
 
     def on_validation(self) -> "Task":
         """The same task, evaluated on the validation sets."""
@@ -177,7 +197,7 @@ def _check_set(data: Clients, what: str, labels: bool) -> Clients:
     return data
 
 
-def _single_set(pair: Pair, what: str, labels: bool) -> tuple[Tensor, Tensor]:
+def _single_set(pair: Pair, what: str, labels: bool) -> tuple[Samples, Tensor]:
     """One (x, y) that is no client's."""
     try:
         held = Clients.of([pair])
@@ -192,16 +212,22 @@ def _single_set(pair: Pair, what: str, labels: bool) -> tuple[Tensor, Tensor]:
 
 def _is_single_pair(test: Any) -> bool:
     """Whether this is one (x, y) and not one per client."""
+    if is_dataset(test):
+        return True
     if not isinstance(test, tuple | list) or len(test) != 2:
         return False
-    return isinstance(test[0], Tensor | np.ndarray) or (isinstance(test, tuple) and not isinstance(test[0], tuple))
+    if is_dataset(test[0]) or is_dataset(test[1]):
+        return False
+    if isinstance(test[0], Tensor | np.ndarray | Mapping) or isinstance(test[1], Tensor | np.ndarray):
+        return True
+    return isinstance(test, tuple) and not isinstance(test[0], tuple)
 
 
-def _test_sets(test: Any, labels: bool) -> tuple[Clients | None, tuple[Tensor, Tensor] | None]:
+def _test_sets(test: Any, labels: bool) -> tuple[Clients | None, tuple[Samples, Tensor] | None]:
     """The per-client test sets and the global one."""
     if test is None:
         return None, None
     if _is_single_pair(test):
-        return None, _single_set((test[0], test[1]), "test", labels)
+        return None, _single_set(test, "test", labels)
     clients = _check_set(clients_from_pairs("test", test), "test", labels)
     return clients, (clients.x, clients.y)

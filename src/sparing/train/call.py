@@ -60,15 +60,15 @@ def seems_finite(x: Tensor) -> bool:
 
 
 def not_finite(name: str, k: int, lesson: PathCall) -> TrainingError:
-    lr, clip = lesson.local.phases[-1].lr, lesson.local.phases[-1].clip
+    how = lesson.local.phases[-1].optimiser
     return TrainingError(
         f"client {int(lesson.ctx.ids[k])}, round {lesson.ctx.round}: {name!r} is not finite after the last step "
-        f"(lr {lr:g}, clip {clip}): lower lr or set clip"
+        f"(lr {how.lr:g}, clip {how.clip}): lower lr or set clip"
     )
 
 
 def diverged(value: float, client: int, round: int, phase: int, step: int, at: Phase) -> TrainingError:
     return TrainingError(
         f"client {client}, round {round}: the training loss became {value} at step {step + 1} of phase {phase + 1} "
-        f"(lr {at.lr:g}, clip {at.clip}): lower lr or set clip"
+        f"(lr {at.optimiser.lr:g}, clip {at.optimiser.clip}): lower lr or set clip"
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparing.core.keys import few_hashes, hashes
 from sparing.data.augment import augment_batch
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples
 from sparing.train.batches import batch_table, shuffle_keys
 from sparing.train.call import PathCall
 from sparing.train.keyed_layers import dropout_keys
@@ -39,7 +40,7 @@ def batch_keys(lesson: PathCall) -> ClientKeys:
 
 def client_batches(
     lesson: PathCall, keys: ClientKeys, work: WorkingCopy, k: int, number: int, seeded: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Samples, Tensor]]:
     """Samples and targets of client k's steps in phase `number`.
 
     Before each, dropout is given the step's key; `seeded`: torch's generator is seeded with it too. Samples are
@@ -57,5 +58,6 @@ def client_batches(
         work.step.begin(key if device.type == "cpu" else torch.tensor(key, device=device))
         samples = to_network_input(gathered_samples(x, row[:size], work))
         if views is not None:
+            assert isinstance(samples, Tensor)  # `Clients` refuses to augment anything else
             samples = augment_batch(samples[None], views[:, t], chosen)[0]
         yield samples, y.index_select(0, row[:size]).to(device)

@@ -1,6 +1,6 @@
 """Accuracy and loss of models on samples. Evaluating changes nothing: no model, no random state, no mode."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -12,9 +12,12 @@ from sparing.core.threads import intra_op
 from sparing.core.tree import Tree, row_count
 from sparing.data.clients import Clients
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples
 from sparing.train.keyed_layers import looks_at_batches
-from sparing.train.losses import Loss, accuracy, sample_losses
+from sparing.train.losses import Loss, accuracy, sample_losses, yes_or_no, yes_or_no_accuracy
 from sparing.train.metrics import micro_aucs
+from sparing.train.model_call import call_model, main_tensor
+from sparing.train.named_metrics import Metric, metric_values, metrics_by_client
 from sparing.train.torch_rng import GATE, own_rng
 from sparing.train.working_copy import (
     WorkingCopy,
@@ -31,8 +34,9 @@ class Scores(NamedTuple):
 
     hits: Tensor  # [n] accuracy of each
     losses: Tensor  # [n]
-    guesses: Tensor  # [n, C] probabilities where the output is a choice between classes, else [n, 0]
+    guesses: Tensor  # [n, C] probabilities where the output is a choice between classes or yes or no, else [n, 0]
     y: Tensor  # [n, ...] their targets
+    outputs: Tensor  # [n, ...] where metrics ask for them, else [n, 0]
 
 
 CopyMaker = Callable[[nn.Module, torch.device, bool], WorkingCopy]
@@ -44,7 +48,7 @@ class Runner(NamedTuple):
 
     copy: CopyMaker  # in evaluation mode, new
     lend: Callable[[nn.Module, torch.device, bool], AbstractContextManager[WorkingCopy]]  # the same, for the time being
-    score_rows: Callable[[WorkingCopy, Loss, Tree, Clients, Tensor], Scores] | None = None  # K models at once
+    score_rows: Callable[[WorkingCopy, Loss, Tree, Clients, Tensor, bool], Scores] | None = None  # K models at once
 
 
 def frozen_copy(model: nn.Module, device: torch.device, static: bool) -> WorkingCopy:
@@ -70,11 +74,13 @@ def evaluate_rows(
     ids: Tensor,
     static: bool = False,
     runner: Runner = PLAIN_RUNNER,
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, Tensor]:
     """Client k's model (leaves `[K, *shape]`, or `[1, *shape]` for all) on the samples of client ids[k].
 
-    Gives accuracy, loss and auc, float64 `[K]`, and count, int64 `[K]`, on the CPU. A client without samples has NaN;
-    so have accuracy and auc where targets are floats. `static`: BatchNorm uses batch statistics, as in training.
+    Gives accuracy, loss, auc and the `metrics`, float64 `[K]`, and count, int64 `[K]`, on the CPU. A client without
+    samples has NaN; so have accuracy and auc where targets are neither classes nor 0 and 1. `static`: BatchNorm uses
+    batch statistics, as in training.
 
     Models of their own are run one by one, so that a row does not depend on the chunk, or all at once where the
     `runner` does so and the last bits may; a model that looks at batch statistics always runs by itself. One model for
@@ -89,80 +95,100 @@ def evaluate_rows(
     ids, k = ids.cpu(), len(ids)
     count = data.count[ids]
     owner = torch.arange(k).repeat_interleave(count)
-    alone = static or looks_at_batches(model, static)
+    alone, keep = static or looks_at_batches(model, static), any(one.of is not None for one in metrics)
     lent = runner.lend(model, device_of_tree(models), static)
     with torch.no_grad(), GATE.side_by_side(), lent as work, own_rng(work.device), intra_op(1):
         if row_count(models) == 1 and not alone:
             load_row(work, models, 0)
             place = (data.start[ids] - (count.cumsum(0) - count))[owner] + torch.arange(len(owner))
-            found = _scores(work, loss, data.x, data.y, place)
+            found = _scores(work, loss, data.x, data.y, place, keep)
         elif runner.score_rows is not None and not alone:
-            found = runner.score_rows(work, loss, models, data, ids)
+            found = runner.score_rows(work, loss, models, data, ids, keep)
         else:
             parts = []
             for i in count.nonzero()[:, 0].tolist():
                 load_row(work, models, i)
                 x, y = data.client(int(ids[i]))
-                parts.append(_scores(work, loss, x, y, torch.arange(len(x))))
+                parts.append(_scores(work, loss, x, y, torch.arange(len(x)), keep))
             found = _joined_scores(parts)
-        area = micro_aucs(found.guesses, found.y, owner.to(work.device, non_blocking=True), k)
+        area = _areas(found, owner.to(work.device, non_blocking=True), k)
         figures = torch.cat([found.hits.double(), found.losses.double(), area]).cpu()
     hits, losses, area = figures.split([len(owner), len(owner), k])
     right, lost = (torch.zeros(k, dtype=torch.float64).index_add_(0, owner, x) for x in (hits, losses))
-    return {"accuracy": right / count, "loss": lost / count, "auc": area, "count": count}
+    asked = metrics_by_client(metrics, found.outputs.cpu(), found.y.cpu(), count.tolist()) if keep else {}
+    return {"accuracy": right / count, "loss": lost / count, "auc": area, "count": count, **asked}
 
 
 def evaluate_all(
     model: nn.Module,
     loss: Loss,
     tree: Tree,
-    x: Tensor,
+    x: Samples,
     y: Tensor,
     static: bool = False,
     runner: Runner = PLAIN_RUNNER,
+    metrics: Sequence[Metric] = (),
 ) -> dict[str, float]:
-    """One model (leaves `[1, *shape]`) on one set of samples: accuracy, loss, auc and count.
+    """One model (leaves `[1, *shape]`) on one set of samples: accuracy, loss, auc, the `metrics` and count.
 
     >>> out = evaluate_all(nn.Flatten(), nn.CrossEntropyLoss(reduction="none"), {}, torch.eye(2), torch.tensor([0, 0]))
     >>> out["accuracy"], out["count"]
     (0.5, 2)
     """
     check_names(model, tree)
+    keep = any(one.of is not None for one in metrics)
     with torch.no_grad(), runner.lend(model, device_of_tree(tree), static) as work, own_rng(work.device):
         load_row(work, tree, 0)
-        found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device))
-        area = micro_aucs(found.guesses, found.y, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
+        found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device), keep)
+        area = _areas(found, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
         figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]])
     hit, lost, under = figures.tolist()
-    return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x)}
+    asked = metric_values(metrics, found.outputs.cpu(), found.y.cpu()) if keep else {}
+    return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x), **asked}
 
 
-def _scores(work: WorkingCopy, loss: Loss, x: Tensor, y: Tensor, places: Tensor) -> Scores:
-    """Of the samples at these places.
+def _areas(found: Scores, owner: Tensor, k: int) -> Tensor:
+    """The area under the ROC curve of each of k clients, float64 `[k]`."""
+    guesses, y = found.guesses, found.y
+    if not guesses.numel() or guesses.numel() != y.numel():
+        return micro_aucs(guesses, y, owner, k)
+    if not bool(((y == 0) | (y == 1)).all()):
+        return micro_aucs(guesses[:, :0], y, owner, k)
+    both = torch.stack([1 - guesses, guesses], -1).flatten(0, 1)  # every yes or no is a choice between two classes
+    return micro_aucs(both, y.flatten().long(), owner.repeat_interleave(guesses.shape[1]), k)
+
+
+def _scores(work: WorkingCopy, loss: Loss, x: Samples, y: Tensor, places: Tensor, keep: bool) -> Scores:
+    """Of the samples at these places; `keep` their outputs.
 
     Batches are as equal as can be: with batch statistics, a last batch of one would say nothing.
     """
     parts = []
     for place in places.to(x.device).tensor_split(-(-len(places) // work.width) or 1):
         if len(place):
-            output = work.module(to_network_input(gathered_samples(x, place, work)))
-            parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device)))
+            output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
+            parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device), keep))
     return _joined_scores(parts)
 
 
-def scored_batch(loss: Loss, output: Any, y: Tensor) -> Scores:
-    if not isinstance(output, Tensor):
+def scored_batch(loss: Loss, output: Any, y: Tensor, keep: bool = False) -> Scores:
+    first = main_tensor(output)
+    if first is None:
         raise ConfigError(
             f"in evaluation, what the model gives is of type {type(output).__name__}, and accuracy is taken of one "
             "tensor: let its forward give the tensor alone unless self.training"
         )
-    plain = output.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
-    guesses = output.softmax(1) if plain else output.new_zeros(len(output), 0)
-    return Scores(accuracy(output, y), sample_losses(loss, output, y), guesses, y)
+    outputs = first if keep else first.new_zeros(len(first), 0)
+    if yes_or_no(first, y, loss):
+        guesses = first.reshape(len(first), -1).sigmoid()
+        return Scores(yes_or_no_accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs)
+    plain = first.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
+    guesses = first.softmax(1) if plain else first.new_zeros(len(first), 0)
+    return Scores(accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs)
 
 
 def _joined_scores(parts: list[Scores]) -> Scores:
     if not parts:
         none = torch.zeros(0)
-        return Scores(none, none, none, none)
+        return Scores(none, none, none, none, none)
     return Scores(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -8,8 +8,10 @@ from sparing.core.method import Local
 from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples
 from sparing.train.evaluate import CopyMaker, frozen_copy
 from sparing.train.losses import Loss, sample_losses
+from sparing.train.model_call import call_model
 from sparing.train.torch_rng import own_rng
 from sparing.train.working_copy import (
     EVALUATED_AT_ONCE,
@@ -34,7 +36,7 @@ def gradient_at(
     model: nn.Module,
     loss: Loss,
     tree: Tree,
-    x: Tensor,
+    x: Samples,
     y: Tensor,
     static: bool = False,
     copy: CopyMaker = frozen_copy,
@@ -59,7 +61,7 @@ def gradient_at(
     with torch.enable_grad(), own_rng(work.device), intra_op(1):
         load_row(work, tree, 0)
         for place in torch.arange(len(x), device=x.device).tensor_split(-(-len(x) // EVALUATED_AT_ONCE)):
-            output = work.module(to_network_input(gathered_samples(x, place, work)))
+            output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
             losses = sample_losses(loss, output, y.index_select(0, place).to(work.device))
             total = [so_far + more for so_far, more in zip(total, gradients(losses.sum(), params), strict=True)]
     found = {name: (g / len(x)).contiguous()[None] for name, g in zip(names, total, strict=True)}
@@ -69,7 +71,7 @@ def gradient_at(
     return found
 
 
-def reaches_params(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tensor, local: Local) -> bool:
+def reaches_params(model: nn.Module, loss: Loss, tree: Tree, x: Samples, y: Tensor, local: Local) -> bool:
     """Whether a gradient of the loss on these samples comes to any parameter that local training moves.
 
     >>> x, y, tree = torch.ones(2, 2), torch.zeros(2), {"weight": torch.zeros(1, 1, 2)}
@@ -84,7 +86,9 @@ def reaches_params(model: nn.Module, loss: Loss, tree: Tree, x: Tensor, y: Tenso
     with torch.enable_grad(), own_rng(work.device), intra_op(1):
         load_row(work, tree, 0)
         work.step.begin(0 if work.device.type == "cpu" else torch.tensor(0, device=work.device))
-        output = work.module(to_network_input(gathered_samples(x, torch.arange(len(x), device=x.device), work)))
+        output = call_model(
+            work.module, to_network_input(gathered_samples(x, torch.arange(len(x), device=x.device), work))
+        )
         total = sample_losses(loss, output, y.to(work.device)).sum()
         if not total.requires_grad:
             return False

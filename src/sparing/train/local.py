@@ -12,8 +12,9 @@ from sparing.data.clients import Clients
 from sparing.parts.size.mixture import Mix
 from sparing.train.call import PathCall
 from sparing.train.losses import Loss
-from sparing.train.optim import OPTIMISERS, factor_pairs
+from sparing.train.optim import factor_pairs
 from sparing.train.paths import path_called
+from sparing.train.torch_optimisers import check_optimiser
 from sparing.train.working_copy import check_names
 
 BUFFERS = ("shared", "own", "static")
@@ -50,10 +51,10 @@ def train(
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
     >>> from sparing.core.context import context
     >>> ctx = context(seed=0, round=1, rounds=1, ids=torch.tensor([1]), n=torch.tensor([1]), clients=2, samples=4)
-    >>> start, local = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}, Local((Phase(epochs=1, lr=0.05),))
+    >>> start, local = {"weight": torch.zeros(1, 2, 2), "bias": torch.zeros(1, 2)}, Local((Phase(epochs=1),))
     >>> after, notes = train(nn.Linear(2, 2), nn.CrossEntropyLoss(reduction="none"), data, local, start, ctx)
     >>> after["bias"], notes["loss"]
-    (tensor([[-0.0250,  0.0250]]), tensor([0.6931]))
+    (tensor([[-0.0500,  0.0500]]), tensor([0.6931]))
     """
     if isinstance(model, Mix):
         return _train_bases(PathCall(model, loss, data, local, start, ctx, memory or {}, anchor, pull, precision), path)
@@ -63,6 +64,7 @@ def train(
     _check_clients(data, ctx)
     if not factor_pairs(list(start)):
         local = local._replace(phases=tuple(phase._replace(frobenius=0.0) for phase in local.phases))
+    local = local._replace(phases=tuple(phase.at(ctx) for phase in local.phases))
     memory = memory if memory is not None else {}
     lesson = PathCall(model, loss, data, local, start, ctx, memory, anchor, pull, precision, graph, threads)
     after, losses = chosen.train(lesson)
@@ -109,15 +111,14 @@ def check_local(local: Local) -> None:
 
 
 def _check_phase(i: int, phase: Phase) -> None:
-    if phase.optimiser not in OPTIMISERS:
-        raise ConfigError(
-            f"phase {i}: no optimiser is called {phase.optimiser!r}: {nearest_name(phase.optimiser, OPTIMISERS)}"
-        )
+    how = phase.optimiser
+    check_optimiser(how, f"phase {i}: ")
     for name in ("epochs", "steps", "batch"):
         if getattr(phase, name) is not None and getattr(phase, name) < 1:
             raise ConfigError(f"phase {i}: {name} must be 1 or more, seen {getattr(phase, name)}")
-    for name in ("lr", "momentum", "weight_decay", "prox", "frobenius"):
-        if not 0 <= getattr(phase, name) < float("inf"):
-            raise ConfigError(f"phase {i}: {name} must be 0 or more, seen {getattr(phase, name)}")
-    if phase.clip is not None and not phase.clip > 0:
-        raise ConfigError(f"phase {i}: clip must be above 0, seen {phase.clip}: leave it out not to clip")
+    rates = {"lr": how.lr, "momentum": how.momentum, "weight_decay": how.weight_decay}
+    for name, value in {**rates, "prox": phase.prox, "frobenius": phase.frobenius}.items():
+        if not 0 <= value < float("inf"):
+            raise ConfigError(f"phase {i}: {name} must be 0 or more, seen {value}")
+    if how.clip is not None and not how.clip > 0:
+        raise ConfigError(f"phase {i}: clip must be above 0, seen {how.clip}: leave it out not to clip")

@@ -18,6 +18,7 @@ from sparing.train.call import PathCall, check_finite, diverged
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
 from sparing.train.losses import sample_losses
+from sparing.train.model_call import call_model
 from sparing.train.optim import (
     beside_rows,
     factor_pairs,
@@ -82,7 +83,7 @@ def _train_phase(
     memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
     reported = ReportedLoss(lesson, k, number)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
-        loss = sample_losses(lesson.loss, work.module(x), y).mean()
+        loss = sample_losses(lesson.loss, call_model(work.module, x), y).mean()
         reported.add(t, loss, len(y))
         update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))

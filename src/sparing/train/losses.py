@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sparing.core.errors import ConfigError, DataError
+from sparing.train.model_call import main_tensor
 
 Loss = Callable[[Any, Tensor], Tensor]
 """What the model gives, mostly a tensor, and the targets, to one number per sample."""
@@ -22,10 +23,13 @@ def default_loss(y: Tensor) -> Loss:
 def sample_losses(loss: Loss, output: Any, y: Tensor) -> Tensor:
     """The loss of each sample, refused where it is not `[B]`: a mean would hide padding and weigh batches wrongly."""
     if not isinstance(output, Tensor) and loss in (cross_entropy, squared_error):
-        raise ConfigError(
-            f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give Task "
-            "a loss of (output, y) that takes it apart, or a model that gives one tensor"
-        )
+        first = main_tensor(output)
+        if first is None:
+            raise ConfigError(
+                f"what the model gives is of type {type(output).__name__}, and the usual losses take one tensor: give "
+                "Task a loss of (output, y) that takes it apart, or a model that gives one tensor"
+            )
+        output = first
     value = loss(output, y)
     if not isinstance(value, Tensor) or not value.is_floating_point():
         seen = f"{value.dtype} numbers" if isinstance(value, Tensor) else f"something of type {type(value).__name__}"
@@ -82,6 +86,23 @@ def accuracy(output: Tensor, y: Tensor) -> Tensor:
     if logits is None or logits.shape[-1] < 2:
         return torch.full((len(y),), torch.nan, device=y.device)
     return (logits.argmax(-1) == y).float().reshape(len(y), -1).mean(1)
+
+
+def yes_or_no(output: Tensor, y: Tensor, loss: Loss) -> bool:
+    """Whether each target may be a yes or no of its own: one logit for each, and a loss that is not of values."""
+    return output.numel() == y.numel() and (not y.is_floating_point() or loss is not squared_error)
+
+
+def yes_or_no_accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """Share of each sample's targets guessed right, `[B]`, where a logit above zero is a yes; NaN where a target is
+    neither 0 nor 1.
+
+    >>> yes_or_no_accuracy(torch.tensor([[2.0, -1.0], [-3.0, 1.0]]), torch.tensor([[1, 1], [0, 7]]))
+    tensor([0.5000,    nan])
+    """
+    logits, targets = output.reshape(len(y), -1), y.reshape(len(y), -1)
+    right = ((logits > 0) == (targets == 1)).float()
+    return torch.where((targets == 0) | (targets == 1), right, torch.nan).mean(1)
 
 
 def classes_last(output: Tensor, y: Tensor) -> Tensor | None:

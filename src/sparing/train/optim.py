@@ -1,6 +1,6 @@
 # pyright: reportPrivateImportUsage=false
 # torch._foreach_* are what torch.optim itself is written in, but carry no public name.
-"""SGD and Adam exactly as torch.optim writes them, on lists of tensors, in place.
+"""SGD, Adam and AdamW exactly as torch.optim writes them, on lists of tensors, in place; others by torch itself.
 
 The loop path hands in one client's parameters, the stacked path the same tensors with a client axis in front: all
 arithmetic but the gradient norm is elementwise, so both use the same lines.
@@ -14,20 +14,27 @@ from torch import Tensor
 
 from sparing.core.method import Phase
 from sparing.core.operation import operation
+from sparing.core.optimiser import Optimiser
 from sparing.core.tree import Layout, Tree
 from sparing.parts.factors import along_factors, factor_pace, gram_of_rows
+from sparing.train.torch_optimisers import TorchMemory, is_of_torch
 
 Memory = dict[str, list[Tensor]]
 Pairs = list[tuple[int, int]]
 """Places of the two factors of a layer in a list of parameters."""
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
-OPTIMISERS = ("sgd", "adam")
 
 
 def is_plain_sgd(phase: Phase) -> bool:
     """Whether a step is W -= lr * gradient and nothing else."""
-    more = phase.momentum, phase.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
-    return phase.optimiser == "sgd" and phase.clip is None and not any(more)
+    how = phase.optimiser
+    more = how.momentum, how.weight_decay, phase.prox, phase.frobenius, phase.correct, phase.holds
+    return how.name == "sgd" and how.clip is None and not how.options and not any(more)
+
+
+def is_sgd(optimiser: Optimiser) -> bool:
+    """Whether every round takes the same steps of SGD, with or without momentum."""
+    return optimiser.name == "sgd" and not optimiser.options and optimiser.schedule is None
 
 
 class Aside(NamedTuple):
@@ -65,7 +72,10 @@ def first_beside_rows(beside: Beside, m: int) -> Beside:
 
 def fresh_memory(phase: Phase, params: Sequence[Tensor]) -> Memory:
     """What the optimiser remembers, before its first step."""
-    names = ("mean", "square") if phase.optimiser == "adam" else ("velocity",) if phase.momentum else ()
+    how = phase.optimiser
+    if is_of_torch(how):
+        return TorchMemory(how, params)
+    names = ("velocity",) if how.momentum else () if how.name == "sgd" else ("mean", "square")
     return {name: [torch.zeros_like(p) for p in params] for name in names}
 
 
@@ -153,12 +163,13 @@ def update_params(
         grads = list(grads)
         for i in beside.holds:
             grads[i] = torch.where(params[i] == 0, 0.0, grads[i])
-    if phase.clip is not None:
-        grads = clipped_gradients(grads, phase.clip, stacked)
+    how = phase.optimiser
+    if how.clip is not None:
+        grads = clipped_gradients(grads, how.clip, stacked)
     factors = {i for pair in pairs for i in pair} if phase.frobenius else set()
-    if phase.weight_decay:
-        plain = [i for i in range(len(params)) if i not in factors]
-        decayed = torch._foreach_add([grads[i] for i in plain], [params[i] for i in plain], alpha=phase.weight_decay)
+    plain = [i for i in range(len(params)) if i not in factors] if how.weight_decay else []
+    if how.weight_decay and how.name in ("sgd", "adam") and not isinstance(memory, TorchMemory):
+        decayed = torch._foreach_add([grads[i] for i in plain], [params[i] for i in plain], alpha=how.weight_decay)
         grads = list(grads)
         for i, g in zip(plain, decayed, strict=True):
             grads[i] = g
@@ -166,19 +177,24 @@ def update_params(
         grads = frobenius(grads, params, pairs, phase.frobenius)
     if beside.pulls:
         grads = list(torch._foreach_add(grads, beside.pulls))
-    (adam if phase.optimiser == "adam" else sgd)(phase, t, params, grads, memory)
+    if isinstance(memory, TorchMemory):
+        memory.step(grads)
+        return
+    if how.name == "adamw" and how.weight_decay:
+        torch._foreach_mul_([params[i] for i in plain], 1 - how.lr * how.weight_decay)
+    (sgd if how.name == "sgd" else adam)(how, t, params, grads, memory)
 
 
-def sgd(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
-    if phase.momentum:
+def sgd(how: Optimiser, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+    if how.momentum:
         velocity = memory["velocity"]
-        torch._foreach_mul_(velocity, phase.momentum)
+        torch._foreach_mul_(velocity, how.momentum)
         torch._foreach_add_(velocity, grads)
-        grads = velocity
-    torch._foreach_add_(params, grads, alpha=-phase.lr)
+        grads = list(torch._foreach_add(grads, velocity, alpha=how.momentum)) if how.nesterov else velocity
+    torch._foreach_add_(params, grads, alpha=-how.lr)
 
 
-def adam(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
+def adam(how: Optimiser, t: int, params: list[Tensor], grads: list[Tensor], memory: Memory) -> None:
     mean, square = memory["mean"], memory["square"]
     torch._foreach_lerp_(mean, grads, 1 - BETA1)
     torch._foreach_mul_(square, BETA2)
@@ -186,7 +202,7 @@ def adam(phase: Phase, t: int, params: list[Tensor], grads: list[Tensor], memory
     root = torch._foreach_sqrt(square)
     torch._foreach_div_(root, (1 - BETA2 ** (t + 1)) ** 0.5)
     torch._foreach_add_(root, EPS)
-    torch._foreach_addcdiv_(params, mean, root, -phase.lr / (1 - BETA1 ** (t + 1)))
+    torch._foreach_addcdiv_(params, mean, root, -how.lr / (1 - BETA1 ** (t + 1)))
 
 
 def clipped_gradients(grads: list[Tensor], limit: float, stacked: bool) -> list[Tensor]:

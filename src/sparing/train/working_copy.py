@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Phase
 from sparing.core.tree import Tree
+from sparing.data.inputs import Inputs, SomeSamples
 from sparing.train.keyed_layers import KeyedStep, hook_keyed_layers
 
 EVALUATED_AT_ONCE = 512
@@ -97,9 +98,10 @@ def row_of_client(x: Tensor, k: int) -> Tensor:
     return x[k if x.shape[0] > 1 else 0]
 
 
-def gathered_samples(x: Tensor, places: Tensor, work: WorkingCopy) -> Tensor:
+def gathered_samples(x: SomeSamples, places: Tensor, work: WorkingCopy) -> SomeSamples:
     """These samples in fresh memory, as the module likes them laid out."""
-    return work.lay_out(x.index_select(0, places).to(work.device))
+    taken = x.index_select(0, places).to(work.device)
+    return taken.map(work.lay_out) if isinstance(taken, Inputs) else work.lay_out(taken)
 
 
 def check_names(model: nn.Module, tree: Tree) -> None:

@@ -137,7 +137,7 @@ def _train_without_weights(lesson: PathCall) -> tuple[Grown, Tensor]:
     now = (*copied_facts(model, lesson.device), any(map(has_hooks, model.modules())))
     known, work = copies.pop() if copies else (None, None)
     fits = known == now or is_chain(model)
-    if not fits or not is_all_plain(local):
+    if not fits or not is_all_plain(local) or not isinstance(lesson.data.x, Tensor):
         raise ConfigError(
             "implicit training is for networks that are an nn.Sequential of nn.Linear, activations and nn.Dropout, and "
             "for plain SGD (no momentum, decay, clip, prox or correction): use path 'loop' or 'stacked'"
@@ -171,6 +171,7 @@ def _train_phase_implicit(
 ) -> tuple[Tree, Tensor]:
     """What training adds to the tensors of `state` that move, `[K, ...]`, and the reported losses `[K]`."""
     data, device, half = lesson.data, lesson.device, lesson.precision == "bf16"
+    assert isinstance(data.x, Tensor)
     table = step_table(data, phase, number, lesson.ctx, device)
     order = None if table.ordered else table.order.to(device)
     places = torch.cat([at[:, :width] for at, width in zip(table.places, table.width, strict=True)], 1)  # [K, visits]
@@ -193,7 +194,7 @@ def _train_phase_implicit(
                 real = table.real[t, :m, :width]
                 values = torch.where(real, losses, 0.0).sum(1) / real.sum(1)
             (grad,) = gradients(values.sum(), [output])
-        _backward(layers, backs, grad * -phase.lr, m, now)
+        _backward(layers, backs, grad * -phase.optimiser.lr, m, now)
         seen[t, :m] = values.detach()
         past += width
     back = None if order is None else order.argsort()
@@ -230,6 +231,7 @@ def _laid_out(
 
 def _first_inputs(before: list[nn.Module], data: Clients, places: Tensor, path: str, device: torch.device) -> Tensor:
     """What comes to the first dense layer from the samples in these places: `[K, visits, in]`."""
+    assert isinstance(data.x, Tensor)
     h = to_network_input(data.x.index_select(0, places.flatten()).to(device))
     return _sample_rows(_through_layers(before, h), len(places), path)
 

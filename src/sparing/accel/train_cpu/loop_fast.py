@@ -22,6 +22,7 @@ from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
 from sparing.train.loop import ReportedLoss, rows_for
 from sparing.train.losses import in_float32, sample_losses
+from sparing.train.model_call import call_model
 from sparing.train.optim import (
     beside_rows,
     factor_pairs,
@@ -77,11 +78,11 @@ def _train_phase_fast(
     reported = ReportedLoss(lesson, k, number)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
         with _halved(half):
-            output = work.module(x)
+            output = call_model(work.module, x)
         loss = sample_losses(lesson.loss, in_float32(output) if half else output, y).mean()
         reported.add(t, loss, len(y))
         if layers:
-            descend(loss, params, layers, phase.lr)
+            descend(loss, params, layers, phase.optimiser.lr)
         else:
             update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))

@@ -146,7 +146,8 @@ def held_layers(layers: list[OuterLayer], state: Tree, phases: Sequence[Phase]) 
 def moving_by_factors(layers: list[OuterLayer], phase: Phase) -> list[OuterLayer]:
     """Those of these layers whose weight moves by factors in this phase."""
     for layer in layers:
-        layer.factors, layer.lr = [] if is_plain_sgd(phase) and layer.weight.requires_grad else None, phase.lr
+        layer.factors = [] if is_plain_sgd(phase) and layer.weight.requires_grad else None
+        layer.lr = phase.optimiser.lr
     return [layer for layer in layers if layer.factors is not None]
 
 

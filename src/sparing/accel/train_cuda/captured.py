@@ -17,6 +17,7 @@ from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
 from sparing.core.tree import Models, Tree
 from sparing.train.call import PathCall, not_finite
+from sparing.train.optim import is_sgd
 from sparing.train.precision import multiplying_as
 
 KEPT, AMPLE = 8, 4
@@ -24,8 +25,8 @@ KEPT, AMPLE = 8, 4
 
 
 def can_capture(local: Local, start: Tree) -> bool:
-    """Whether all that a step does can be replayed: SGD in float32 on CUDA, steered by nothing from the side."""
-    plain = all(p.optimiser == "sgd" and not p.prox and not p.correct and not p.holds for p in local.phases)
+    """Whether all that a step does can be replayed: SGD of one lr in float32 on CUDA, steered by nothing else."""
+    plain = all(is_sgd(p.optimiser) and not p.prox and not p.correct and not p.holds for p in local.phases)
     here = all(
         x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
         for x in start.values()
@@ -36,7 +37,8 @@ def can_capture(local: Local, start: Tree) -> bool:
 def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
     """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
     steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
-    if lesson.graph and not steered and can_capture(lesson.local, lesson.start):
+    single = isinstance(lesson.data.x, Tensor)  # a recording has one place for the samples
+    if lesson.graph and single and not steered and can_capture(lesson.local, lesson.start):
         with multiplying_as(lesson.precision):
             out = _play_phases(lesson)
         if out is not None:

@@ -64,6 +64,7 @@ class Recording:
         from sparing.accel.train_cuda.kernels.layers import quicken, used_once
 
         data, device, precision = lesson.data, lesson.device, lesson.precision
+        assert isinstance(data.x, Tensor)
         self.work = stacked_copy(lesson.model, device, lesson.static)
         refuse_unstackable(self.work.module)
         self.loss, self.data, self.phase, self.k, self.steps = lesson.loss, data, phase, k, steps
@@ -233,13 +234,14 @@ class Recording:
         sheet = self.sheet.index_select(0, self.t)[0]
         at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
         real = None if self.real is None else self.real.index_select(0, self.t)[0]
+        assert isinstance(self.data.x, Tensor)
         samples = to_network_input(self.data.x[at])
         if self.data.augment:
             samples = augment_batch(samples, views, self.data.augment)
         grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
         self.move(grads, real)
         for name, dense in self.dense.items():
-            put_rows(moves[name], dense.moves, self.t, -self.phase.lr)
+            put_rows(moves[name], dense.moves, self.t, -self.phase.optimiser.lr)
             put_rows(saw[name], dense.inputs, self.t, 1.0)
         for name, x in changed.items():
             self.others[name].copy_(x)
@@ -256,9 +258,9 @@ class Recording:
             for a, b in self.pairs:  # matrices, as they lie there
                 rank = list(self.shapes.values())[b][0]
                 x, y, move = (x[b].view(self.k, rank, -1) for x in (flat, near, moves))
-                step_together(flat[a].view(self.k, -1, rank), x, y, move, self.phase.lr, self.phase.frobenius)
+                step_together(flat[a].view(self.k, -1, rank), x, y, move, self.phase.optimiser.lr, self.phase.frobenius)
             if moves[long:]:  # else weights of dense layers are all that is trained
-                rest = self.flat[sum(sizes[:long]) :].add_(torch.cat(moves[long:]), alpha=-self.phase.lr)
+                rest = self.flat[sum(sizes[:long]) :].add_(torch.cat(moves[long:]), alpha=-self.phase.optimiser.lr)
                 if self.near is not self.flat:
                     self.near[-len(rest) :].copy_(rest)
             return

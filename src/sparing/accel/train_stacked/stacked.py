@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.accel.keyed_classes import LoopNorm, stacked_copy
@@ -22,8 +22,10 @@ from sparing.core.threads import intra_op
 from sparing.core.tree import Tree
 from sparing.data.augment import augment_batch
 from sparing.data.dataset import to_network_input
+from sparing.data.inputs import Samples
 from sparing.train.call import PathCall, check_finite
 from sparing.train.losses import Loss, sample_losses
+from sparing.train.model_call import call_with_state
 from sparing.train.optim import (
     beside_rows,
     factor_pairs,
@@ -35,6 +37,7 @@ from sparing.train.optim import (
     update_params,
 )
 from sparing.train.precision import multiplying_on
+from sparing.train.torch_optimisers import is_of_torch
 from sparing.train.working_copy import WorkingCopy, trained_names
 
 
@@ -52,6 +55,9 @@ def train_stacked(lesson: PathCall) -> tuple[Tree, Tensor]:
 
 def _train_together(lesson: PathCall) -> tuple[Tree, Tensor]:
     start, device = lesson.start, lesson.device
+    for how in (phase.optimiser for phase in lesson.local.phases):
+        if is_of_torch(how):
+            raise ConfigError(f"torch's {how.name} with its options trains one client at a time: use path 'loop'")
     work = stacked_copy(lesson.model, device, lesson.static)
     refuse_unstackable(work.module)
     k = len(lesson.ctx.ids)
@@ -79,7 +85,9 @@ def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, num
         places = table.places[t, :m, :width]
         real = None if table.full[t] else table.real[t, :m, :width]
         now = {name: x[:m] for name, x in rows.items()}
-        samples = augment_batch(to_network_input(data.x[places].to(device)), table.views[t, :m], data.augment)
+        samples = to_network_input(data.x[places].to(device))
+        if isinstance(samples, Tensor):
+            samples = augment_batch(samples, table.views[t, :m], data.augment)
         grads, values, changed = step(now, samples, data.y[places].to(device), real, table.keys[t, :m])
         params, steering = [now[name] for name in names], first_beside_rows(beside, m)
         update_params(phase, t, params, grads, steering, first_memory_rows(memory, m), pairs, stacked=True)
@@ -93,7 +101,7 @@ def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, num
     return reported_losses(seen.cpu(), table, phase, number, lesson.ctx)
 
 
-_Stepper = Callable[[Tree, Tensor, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
+_Stepper = Callable[[Tree, Samples, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
 
 
 def _batch_step(work: WorkingCopy, loss: Loss, names: list[str]) -> _Stepper:
@@ -101,15 +109,17 @@ def _batch_step(work: WorkingCopy, loss: Loss, names: list[str]) -> _Stepper:
     buffers = [name for name, x in work.state.items() if not isinstance(x, nn.Parameter)]
 
     def forward(
-        params: Tree, rest: Tree, x: Tensor, y: Tensor, real: Tensor | None, key: Tensor
+        params: Tree, rest: Tree, x: Samples, y: Tensor, real: Tensor | None, key: Tensor
     ) -> tuple[Tensor, Tree]:
         work.step.begin(key, real)
         state = {**params, **rest}
-        losses = sample_losses(loss, functional_call(work.module, state, (x,)), y)
+        losses = sample_losses(loss, call_with_state(work.module, state, x), y)
         total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum()
         return total, {name: state[name].detach() for name in buffers}
 
-    def step(state: Tree, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple[list[Tensor], Tensor, Tree]:
+    def step(
+        state: Tree, x: Samples, y: Tensor, real: Tensor | None, keys: Tensor
+    ) -> tuple[list[Tensor], Tensor, Tree]:
         params = {name: state[name] for name in names}
         rest = {name: value for name, value in state.items() if name not in params}
         axes: Any = (0, 0, 0, 0, None if real is None else 0, 0)

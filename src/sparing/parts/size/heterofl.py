@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +41,9 @@ def width_slices_fit(layout: Layout, ratios: Sequence[float], scaler: bool = Tru
     def module(model: nn.Module, size: int) -> nn.Module:
         return narrowed_model(model, layout, layouts[size], ratios[size], ratios[size] if scaler else 1.0)
 
-    def check(model: nn.Module, x: Tensor) -> None:
+    def check(model: nn.Module, x: Any) -> None:
+        if not isinstance(x, Tensor):
+            raise MethodError("heterofl narrows networks whose samples are one tensor, seen several: take another part")
         least = min(range(len(ratios)), key=lambda size: ratios[size])
         refuse_misplaced(model, layout, layouts[least], ratios[least], x)
 

@@ -68,7 +68,7 @@ def correct_by_control_variates() -> Wrap:
 def renewed_variates(lesson: Lesson, done: Trained, ctx: Ctx) -> Trained:
     """The client's control variates after training; what goes up is the server's plus the change."""
     out, memory, start, counts = {}, dict(done.memory), lesson.start, ctx.n.tolist()
-    reach = [(phase, [phase.lr * phase.steps_with(n) for n in counts]) for phase in lesson.phases]
+    reach = [(phase, [phase.at(ctx).optimiser.lr * phase.steps_with(n) for n in counts]) for phase in lesson.phases]
     for name, mine in under(SUFFIX, lesson.memory).items():
         moved = [lengths for phase, lengths in reach if phase.trains is None or name in phase.trains]
         server, new = start[f"{name}.{SUFFIX}"], mine
@@ -129,8 +129,9 @@ def refuse_unlike_means(method: Method) -> None:
 def refuse_other_optimisers(phases: tuple[Phase, ...]) -> None:
     """(x - y) / (T lr) is a mean gradient only where every step is lr times a gradient."""
     for phase in phases:
-        if phase.optimiser != "sgd" or phase.momentum:
-            seen = phase.optimiser if phase.optimiser != "sgd" else f"momentum {phase.momentum:g}"
+        how = phase.optimiser
+        if how.name != "sgd" or how.momentum or how.options:
+            seen = f"momentum {how.momentum:g}" if how.name == "sgd" and how.momentum else how.name
             raise MethodError(
                 f"scaffold needs plain SGD in local training, seen {seen}; set local.optimiser to sgd "
                 "and local.momentum to 0"

@@ -48,7 +48,7 @@ def tuning_phases(
 
     def tuned(phases: Phases) -> Phases:
         phase = phase_of_length(phases[0], count, f"{whose}.epochs")
-        return (phase._replace(lr=phase.lr if lr is None else lr, trains=trains, prox=0.0, correct=False),)
+        return (_with_lr(phase, lr)._replace(trains=trains, prox=0.0, correct=False),)
 
     return tuned
 
@@ -58,8 +58,13 @@ def pulled_phases(phases: Phases, lam: float, count: int | None, lr: float | Non
     out = []
     for phase in phases:
         phase = phase_of_length(phase, count, "ditto.epochs")
-        out.append(phase._replace(lr=phase.lr if lr is None else lr, prox=lam, correct=False))
+        out.append(_with_lr(phase, lr)._replace(prox=lam, correct=False))
     return tuple(out)
+
+
+def _with_lr(phase: Phase, lr: float | None) -> Phase:
+    """The phase with this learning rate in every round; None: its own."""
+    return phase if lr is None else phase._replace(optimiser=phase.optimiser._replace(lr=lr, schedule=None))
 
 
 def refuse_apart(phases: Phases, whose: str) -> Phase:

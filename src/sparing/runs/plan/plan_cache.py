@@ -14,6 +14,7 @@ import torch
 
 from sparing.core.method import Phase
 from sparing.data.files.locations import cache_folder
+from sparing.data.inputs import samples_in_words
 from sparing.engines.engine import Job
 from sparing.runs.plan.plan_trials import LayoutSpeeds, WorkLayout
 from sparing.runs.study import PlanSection
@@ -35,7 +36,7 @@ def plan_cache_path(plan: PlanSection, method: Sequence[Any], job: Job, cohort: 
         "model": [str(job.model), layout.shapes, layout.dtypes],
         "local": [[_phase_as_json(phase) for phase in some] for some in (local.phases, local.wrapped_phases)]
         + [local.buffers],
-        "samples": [data.train.x.shape[1:], data.train.x.dtype, str(data.train.augment)],
+        "samples": [samples_in_words(data.train.x), str(data.train.augment)],
         "clients": [cohort, _nearest_power_of_two(float(n.mean())), _nearest_power_of_two(float(n.max()))],
     }
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()

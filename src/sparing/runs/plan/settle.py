@@ -186,7 +186,8 @@ def _is_bfloat16_emulated(processor: Mapping[str, Any]) -> bool:
 
 def _can_record_graph(job: Job) -> bool:
     local, bases = job.method.local, isinstance(job.model, Mix)
-    plain = not bases and not local.wrapped_phases and not local.init(job.method.layout)
+    single = isinstance(job.task.train.x, torch.Tensor)
+    plain = single and not bases and not local.wrapped_phases and not local.init(job.method.layout)
     return "stacked" in PATHS and can_capture(local, job.initial) and plain
 
 
