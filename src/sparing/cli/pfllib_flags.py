@@ -156,8 +156,6 @@ def _task_from_flags(args: argparse.Namespace) -> dict[str, Any]:
             f"-data is {args.dataset!r}, but there is no folder dataset/{args.dataset} with a config.json; generate it "
             "with PFLlib, or name one of `sparing data`"
         )
-    if typed == "digit5":
-        return {"data": name, "clients": args.num_clients, "split": "domain", "model": model}
     return {"data": name, "clients": args.num_clients or 20, "split": dict(_PFLLIB_SPLIT), "model": model}
 
 

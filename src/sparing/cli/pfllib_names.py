@@ -3,7 +3,7 @@ flags of its main.py that mean nothing here."""
 
 from typing import Any
 
-DATA_NAMES = {"fashionmnist": "fashion-mnist", "fmnist": "fashion-mnist", "digit5": "digit-domains"}
+DATA_NAMES = {"fashionmnist": "fashion-mnist", "fmnist": "fashion-mnist"}
 _FEATURE_DIM = 512
 
 
