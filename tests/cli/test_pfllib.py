@@ -34,7 +34,7 @@ def test_the_familiar_command():
     study = said.study
     assert (said.dataset, said.algorithm, said.goal, said.times) == ("MNIST", "SR-FedAvg", "comparison_sr", 1)
     assert study.method == [{"sr-fedavg": {"beta": 0.9, "warmup": 5, "topk": 0.1}}]
-    assert (study.task.data, study.task.clients, study.task.model) == ("mnist", 20, "fedavg-cnn")
+    assert (study.task.data, study.task.clients, study.task.model) == ("mnist", 20, {"fedavg-cnn": {"padding": 0}})
     assert (study.rounds, study.sample) == (50, 0.5)
     assert (study.local.epochs, study.local.batch, study.local.lr, study.local.momentum) == (5, 512, 0.005, 0)
     assert said.folder(2) == Path("runs/MNIST_SR-FedAvg_comparison_sr_2")
@@ -87,8 +87,11 @@ def test_methods(words, method):
         ("-gr ten", "invalid int value: 'ten'"),
         ("-gr 0", "rounds"),
         ("-foo 3", "-foo"),
-        ("-did 1", "name the device with -dev, such as -dev cuda:1"),
-        ("--device_id=1", "name the device with -dev, such as -dev cuda:1"),
+        ("-algo pFedMe", "does not have; the nearest is ditto (where each client also trains a second model"),
+        ("-algo FedDyn", "does not have; the nearest is scaffold"),
+        ("-m GoogleNet", "does not have; the nearest is resnet18: -m resnet18"),
+        ("-data Digit5", "there is no folder dataset/Digit5"),
+        ("-data HAR", "there is no folder dataset/HAR with a config.json; generate it with PFLlib"),
         ("-jr 1.5", "sample is 1.5"),
         ("-t 0", "-t is 0"),
         ("evaluate.every=2", "H5 files need every round"),

@@ -130,7 +130,7 @@ def test_an_installed_package_that_brings_methods_is_asked(monkeypatch):
 
 def test_a_study_and_a_phase_agree_on_what_is_usual():
     usual, phase = LocalSection(), Phase()
-    assert (usual.epochs, usual.batch, usual.optimiser.lr) == (phase.epochs, phase.batch, phase.optimiser.lr)
+    assert (usual.epochs, usual.batch, usual.lr) == (phase.epochs, phase.batch, phase.optimiser.lr)
 
 
 LATE = """

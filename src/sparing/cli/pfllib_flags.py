@@ -5,17 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from sparing.cli.pfllib_names import DATA_NAMES, NEAREST_METHODS, NEAREST_MODELS, WITHOUT_MEANING, model_of_name
 from sparing.core.errors import ConfigError, check_range, nearest_name
 from sparing.runs.known_names import known_names
 from sparing.runs.study import Study, apply_override, study_from
 
-_DATA_NAMES = {"fashionmnist": "fashion-mnist", "fmnist": "fashion-mnist"}
-_MODEL_NAMES: dict[str, Any] = {
-    "cnn": "fedavg-cnn",
-    "dnn": {"mlp": {"hidden": [100]}},
-    "mlr": {"mlp": {"hidden": []}},
-    "resnet": "resnet18",
-}
 _USUAL_TOPK = 0.1
 _PFLLIB_FOLDERS = ("dataset", "../dataset")
 """Where PFLlib's generators put what they make."""
@@ -30,7 +24,7 @@ _FLAG_EXAMPLES = """examples:
 A name such as MNIST is one of `sparing data`, shared out by a Dirichlet law of 0.1 as PFLlib's generator does, or the
 folder dataset/MNIST that the generator made. Keys of a study may follow as key=value. Run folders go to runs/, and
 DATASET_ALGORITHM_GOAL_RUN.h5 to results/: one file a run and one for all. The same command again goes on where it
-was stopped.
+was stopped. PFLlib's other flags are taken too; each that has no meaning here is named in a line of its own.
 """
 
 
@@ -78,8 +72,15 @@ def _make_parser() -> _FlagParser:
     flag("-lbs", "-bs", "--batch_size", dest="batch", type=int, default=10, help="(10)")
     flag("-jr", "--join_ratio", type=float, default=1.0, help="share of the clients in a round (1.0)")
     flag("-nc", "--num_clients", type=int, default=None, help="(20)")
+    flag("-nnc", "--num_new_clients", type=int, default=0, help="clients that never train, evaluated as new ones (0)")
+    flag("-cdr", "--client_drop_rate", type=float, default=0.0, help="chance to vanish before the upload (0)")
     flag("-t", "--times", type=int, default=1, help="runs, each with the next seed (1)")
-    flag("-dev", "--device", default="auto", help="cpu, cuda or auto (auto)")
+    flag("-dev", "--device", default="cuda", help="cpu, or cuda where there is one, or cuda:1 (cuda)")
+    flag("-did", "--device_id", default="0", help="which GPU; of several the first (0)")
+    flag("-fd", "--feature_dim", type=int, help="width of LSTM and Transformer (512)")
+    flag("-mu", "--mu", type=float, help="FedProx: mu; Ditto: lam")
+    flag("-pls", "--plocal_epochs", type=int, help="Ditto: epochs of the second model; FedRep: of the head")
+    flag("-fte", "--fine_tuning_epochs", type=int, help="FedBABU: epochs of tuning before evaluation")
     flag("-srbeta", "--srbeta", type=float, help="SR-FedAvg: 0.5 to 1 (0.9)")
     flag("-srwarmup", "--srwarmup", type=int, help="SR-FedAvg: 0 to 20 rounds (5)")
     flag(
@@ -90,6 +91,8 @@ def _make_parser() -> _FlagParser:
         const=_USUAL_TOPK,
         help="top-k, 0.01 to 1; off without it, bare it is 0.1",
     )
+    for names in WITHOUT_MEANING:
+        flag(*names.split(), dest=names, help=argparse.SUPPRESS)
     flag("--json", action="store_true", dest="as_json", help="print JSON and nothing else")
     flag("items", nargs="*", metavar="key=value", help="any key of a study")
     return p
@@ -97,18 +100,22 @@ def _make_parser() -> _FlagParser:
 
 def study_from_flags(words: Sequence[str]) -> PfllibStudy:
     """Flags to a study."""
-    if any(word.partition("=")[0] in ("-did", "--device_id") for word in words):
-        raise ConfigError("-did has no meaning here; name the device with -dev, such as -dev cuda:1")
     args = _make_parser().parse_intermixed_args(words)
-    notes: list[str] = []
+    aside = {names.split()[0]: why for names, why in WITHOUT_MEANING.items() if getattr(args, names) is not None}
+    notes = [f"{flag} has no meaning here: {why}" for flag, why in aside.items()]
     values: dict[str, Any] = {
         "task": _task_from_flags(args),
         "method": _method_from_flags(args, notes),
         "local": {"epochs": args.epochs, "batch": args.batch, "lr": args.lr},
         "rounds": args.global_rounds,
         "sample": args.join_ratio,
-        "device": args.device,
+        "device": _device_from_flags(args, notes),
     }
+    if args.num_new_clients:
+        values["task"]["held_out"] = args.num_new_clients
+        values["evaluate"] = {"who": ["global", "before", "new"]}
+    if args.client_drop_rate:
+        values["fleet"] = {"dropout": args.client_drop_rate}
     for item in args.items:
         apply_override(values, item)
     study = study_from(values, "the flags")
@@ -119,28 +126,74 @@ def study_from_flags(words: Sequence[str]) -> PfllibStudy:
     return PfllibStudy(args.dataset, args.algorithm, args.goal, args.times, study, notes, args.as_json)
 
 
+def _device_from_flags(args: argparse.Namespace, notes: list[str]) -> str:
+    """PFLlib's cuda is the CPU where there is none."""
+    ids = args.device_id.split(",")
+    if len(ids) > 1:
+        notes.append(f"-did is {args.device_id}: a run takes one GPU, here {ids[0]}")
+    if args.device != "cuda":
+        return args.device
+    if ids[0].strip() == "0":
+        return "auto"
+    from torch import cuda
+
+    return f"cuda:{ids[0].strip()}" if cuda.is_available() else "auto"
+
+
 def _task_from_flags(args: argparse.Namespace) -> dict[str, Any]:
-    model = _MODEL_NAMES.get(args.model.lower(), args.model.lower())
+    if (nearest := NEAREST_MODELS.get(args.model.lower())) is not None:
+        raise ConfigError(f"-m is {args.model!r}, which sparing does not have; the nearest is {nearest}: -m {nearest}")
+    model = model_of_name(args.model, args.feature_dim)
     places = [Path(place, args.dataset) for place in _PFLLIB_FOLDERS]
     made = next((f"pfllib:{place}" for place in places if (place / "config.json").is_file()), None)
     if made or args.dataset.startswith("pfllib:"):
         data = made or args.dataset
         return {"data": data, "clients": args.num_clients, "split": "client", "model": model}
-    name = args.dataset if ":" in args.dataset else args.dataset.lower().replace("_", "-")
-    return {
-        "data": _DATA_NAMES.get(name, name),
-        "clients": args.num_clients or 20,
-        "split": dict(_PFLLIB_SPLIT),
-        "model": model,
-    }
+    typed: str = args.dataset if ":" in args.dataset else args.dataset.lower().replace("_", "-")
+    name = DATA_NAMES.get(typed, typed)
+    if ":" not in name and name not in known_names().datasets:
+        raise ConfigError(
+            f"-data is {args.dataset!r}, but there is no folder dataset/{args.dataset} with a config.json; generate it "
+            "with PFLlib, or name one of `sparing data`"
+        )
+    return {"data": name, "clients": args.num_clients or 20, "split": dict(_PFLLIB_SPLIT), "model": model}
+
+
+def _known_method(algorithm: str) -> str:
+    name = algorithm.lower().replace("_", "-")
+    if name in known_names().methods:
+        return name
+    if name in NEAREST_METHODS:
+        nearest, why = NEAREST_METHODS[name]
+        raise ConfigError(
+            f"-algo is {algorithm!r}, which sparing does not have; the nearest is {nearest} ({why}): -algo {nearest}"
+        )
+    known = known_names().methods
+    raise ConfigError(f"-algo is {algorithm!r}, which is no method here; {nearest_name(name, known)}")
+
+
+def _method_options(name: str, args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
+    """The options that PFLlib's flags give a method."""
+    given = {"-mu": args.mu, "-pls": args.plocal_epochs, "-fte": args.fine_tuning_epochs}
+    used = {
+        "fedprox": {"mu": "-mu"},
+        "ditto": {"lam": "-mu", "epochs": "-pls"},
+        "fedrep": {"head": "-pls"},
+        "fedbabu": {"epochs": "-fte"},
+    }.get(name, {})
+    unused = [flag for flag, value in given.items() if value is not None and flag not in used.values()]
+    if unused:
+        notes.append(f"{args.algorithm} has no use for {' and '.join(unused)}")
+    if "-mu" in used.values() and args.mu is None:
+        notes.append(f"{args.algorithm} without -mu takes sparing's usual value; PFLlib's is 0, which changes nothing")
+    options = {option: given[flag] for option, flag in used.items() if given[flag] is not None}
+    if name == "fedrep":
+        options = {"head": args.plocal_epochs or 1, "body": args.epochs}
+    return options
 
 
 def _method_from_flags(args: argparse.Namespace, notes: list[str]) -> list[Any]:
-    name = args.algorithm.lower().replace("_", "-")
-    if name not in known_names().methods:
-        raise ConfigError(
-            f"-algo is {args.algorithm!r}, which is no method here; {nearest_name(name, known_names().methods)}"
-        )
+    name = _known_method(args.algorithm)
     for flag, low, high in (("topk", 0.01, 1), ("srbeta", 0.5, 1), ("srwarmup", 0, 20)):
         if (value := getattr(args, flag)) is not None:
             check_range(f"-{flag}", value, low, high)
@@ -151,4 +204,6 @@ def _method_from_flags(args: argparse.Namespace, notes: list[str]) -> list[Any]:
     unused = [f"-{flag}" for flag in ("srbeta", "srwarmup") if getattr(args, flag) is not None]
     if unused:
         notes.append(f"{args.algorithm} has no use for {' and '.join(unused)}")
-    return [name] if args.topk is None else [name, {"topk": {"ratio": args.topk}}]
+    options = _method_options(name, args, notes)
+    method: list[Any] = [{name: options} if options else name]
+    return method if args.topk is None else [*method, {"topk": {"ratio": args.topk}}]

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import PositiveInt
 from torch import nn
@@ -60,23 +61,26 @@ def _cnn_for_shape(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 @register_model("fedavg-cnn")
-def fedavg_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+def fedavg_cnn(shape: tuple[int, ...], classes: int, padding: Literal[0, 2] = 2) -> nn.Sequential:
     """The CNN of the FedAvg paper: two 5x5 convolutions that keep the size, each pooled, and a dense layer of 512.
+
+    With `padding` 0 they do not keep it, as in PFLlib.
 
     >>> sum(p.numel() for p in fedavg_cnn((1, 28, 28), 10).parameters())
     1663370
     """
-    channels, height, width = image_size("fedavg-cnn", shape, least=4)
+    channels, *sides = image_size("fedavg-cnn", shape, least=4 if padding else 16)
+    height, width = (((side - 4 + 2 * padding) // 2 - 4 + 2 * padding) // 2 for side in sides)
     return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(channels, 32, 5, padding=2),
+            conv1=nn.Conv2d(channels, 32, 5, padding=padding),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(32, 64, 5, padding=2),
+            conv2=nn.Conv2d(32, 64, 5, padding=padding),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flat=nn.Flatten(),
-            dense=nn.Linear(64 * (height // 4) * (width // 4), 512),
+            dense=nn.Linear(64 * height * width, 512),
             relu3=nn.ReLU(),
             head=nn.Linear(512, classes),
         )
@@ -107,5 +111,35 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Sequential:
             dense2=nn.Linear(120, 84),
             relu4=nn.ReLU(),
             head=nn.Linear(84, classes),
+        )
+    )
+
+
+@register_model("har-cnn")
+def har_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
+    """For windows of sensor readings (sensors, 1, length), as PFLlib's HARCNN: two convolutions over 9 readings, pooled
+    by two, and dense layers of 1024 and 512.
+
+    >>> sum(p.numel() for p in har_cnn((9, 1, 128), 6).parameters())
+    2253958
+    """
+    sensors, height, length = image_size("har-cnn", shape)
+    after = ((length - 8) // 2 - 8) // 2
+    if after < 1:
+        raise ConfigError(f"har-cnn needs windows of 28 readings or more, seen samples of shape {shape}: use 'mlp'")
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(sensors, 32, (1, 9)),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d((1, 2)),
+            conv2=nn.Conv2d(32, 64, (1, 9)),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d((1, 2)),
+            flat=nn.Flatten(),
+            dense1=nn.Linear(64 * height * after, 1024),
+            relu3=nn.ReLU(),
+            dense2=nn.Linear(1024, 512),
+            relu4=nn.ReLU(),
+            head=nn.Linear(512, classes),
         )
     )
