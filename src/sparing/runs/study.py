@@ -31,7 +31,6 @@ from sparing.data.options import name_and_options
 from sparing.recipes.budget import bytes_of_text
 from sparing.train.optim import velocities
 from sparing.train.schedules import read_schedule
-from sparing.train.torch_optimisers import check_optimiser
 
 _DEFAULT_PHASE = Phase()
 _SHORT_OPTIONS = {"budget": "bytes"}
@@ -108,7 +107,11 @@ class LocalSection(StudySection):
         if self.velocity == "kept" and (self.optimiser != "sgd" or self.options):
             raise ValueError(f"local.velocity is kept, which sgd without options can, seen {self.optimiser}; drop it")
         try:
-            check_optimiser(self._optimiser(), "local.optimiser: ")
+            made = self._optimiser()
+            if self.options or self.optimiser not in ("sgd", "adam", "adamw"):
+                from sparing.train.torch_optimisers import check_optimiser  # asks torch
+
+                check_optimiser(made, "local.optimiser: ")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
