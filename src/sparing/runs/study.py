@@ -51,6 +51,9 @@ class StudySection(BaseModel):
         return values
 
 
+OWN_TASK = "your own"  # what task.data is for a Task given in Python; its name and fingerprint are options of it
+
+
 class TaskSection(StudySection):
     data: str | dict[str, Any] = "digits"
     clients: PositiveInt | None = None  # 20 where the split does not say

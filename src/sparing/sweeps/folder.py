@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sparing.core.errors import ConfigError
-from sparing.reports.comparison import SeedStat, seed_stat
+from sparing.reports.comparison import SeedStat, mean_difference, seed_stat
 from sparing.reports.run_folders import read_run_folder
 from sparing.runs.files.run_folder import CONFIG_FILE, FAILED_FILE, SUMMARY_FILE
 from sparing.runs.results import latest_value
@@ -153,6 +153,20 @@ def pareto_trials(trials: Sequence[Trial]) -> list[Trial]:
 
     front = [trial for trial in whole if not beaten(points[trial.number])]
     return sorted(front, key=lambda trial: points[trial.number], reverse=True)
+
+
+def starred_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Those of the Pareto set that lead every other that sends no more by more than noise; of one seed, none."""
+    whole = [trial for trial in trials if trial.complete]
+
+    def leads(one: Trial, other: Trial) -> bool:
+        return mean_difference([one.scores[s].accuracy - other.scores[s].accuracy for s in one.seeds]).low > 0
+
+    def sent(trial: Trial) -> float:
+        return trial.over_seeds("bytes").mean
+
+    return [one for one in pareto_trials(whole) if len(one.seeds) > 1
+            and all(leads(one, other) for other in whole if other is not one and sent(other) <= sent(one))]  # fmt: skip
 
 
 def winning_trial(trials: Sequence[Trial]) -> Trial | None:
