@@ -36,7 +36,7 @@ def test_a_terminal_of_eighty_columns(runs):
     assert max(map(len, text.splitlines())) <= 80
     rows = [line for line in text.splitlines() if line.startswith("topk")]
     assert [re.sub(" +", " ", row).strip() for row in rows] == [
-        "topk 2 75.50 ± 7.78 * 75.50 ± 7.78",
+        "topk 2 75.50 ± 7.78 75.50 ± 7.78",
         "topk -9.50 [-15.85, -3.15]",
         "topk 2 0.4 0.0002 5.00x 1.00x",
         "topk 1 of 2 seeds 1 of 2 seeds",

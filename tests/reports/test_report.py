@@ -190,7 +190,7 @@ def test_a_winner_is_named_only_beyond_chance(ended):
     top, close, low = ended("a", 0.90, 0.92, 0.94), ended("b", 0.91, 0.90, 0.94), ended("c", 0.50, 0.52, 0.55)
     assert said(top) == "a ends at 92.0 %"
     assert said(low, top) == "a ends highest, at 92.0 %"
-    assert said(low, close, top) == "no clear best, 2 of 3 methods are within noise of each other, at 91.7 to 92.0 %"
+    assert said(low, close, top) == "no clear best, 2 of 3 methods are within noise of the highest, at 91.7 to 92.0 %"
     assert said(ended("d", 0.95), ended("e", 0.1)) == "too few seeds to name a best method, they end at 10.0 to 95.0 %"
     assert said(low, ended("d", 0.95)) == "too few seeds to name a best method, they end at 52.3 to 95.0 %"
 
@@ -286,6 +286,8 @@ def test_plots_of_two_tasks_are_apart(runs, tmp_path):
     figure = dict(report_figures(groups))["Accuracy by round"]
     assert all(len(plot.series) == 1 for plot in figure.plots)
     assert {plot.title.split(":")[0] for plot in figure.plots} == {"digits (clients=4)", "digits (clients=5)"}
+    assert figure.title.startswith("Accuracy by round; digits (clients=4): fedavg ends at ")
+    assert {one.tint for plot in figure.plots for one in plot.series} == {0}, "a method has one colour everywhere"
     page = report_page(groups, compare_groups(groups), report_figures(groups))
     assert page.count('<p class="answer">') == 2
 
@@ -348,7 +350,8 @@ def words(text: str) -> str:
 
 
 def test_words_of_a_study_are_not_markup(groups):
-    odd = [groups[0]._replace(label="<script>alert(1)</script> & </title>")]
+    words = "<script>alert(1)</script> & </title>"
+    odd = [groups[0]._replace(label=words, method=words)]
     text = report_page(odd, compare_groups(odd), report_figures(odd))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from sparing.cli.wording import megabytes_text
 from sparing.reports.comparison import SeedStat
-from sparing.reports.comparison_tables import finite_or_none
+from sparing.reports.comparison_tables import finite_or_none, star_legend
 from sparing.runs.files.run_folder import ROUNDS_FILE
 from sparing.sweeps.execute import SweepProgress
 from sparing.sweeps.folder import Trial, pareto_trials, starred_trials, winning_trial
@@ -157,8 +157,7 @@ def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, c
 def _star_legend(plan: SweepSpec) -> str:
     if len(plan.seeds) == 1:
         return "No trial gets a Pareto star: with one seed a lead cannot be told from noise."
-    told = "whatever sends no more bytes is less accurate, by more than noise (95 % interval over seeds)"
-    return f"{_PARETO_MARK} (Pareto front): {told}."
+    return star_legend("trial")
 
 
 def sweep_json(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, folder: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ seed_std      the standard deviation over seeds of a round's accuracy, mean over
 jitter        the standard deviation of the change in accuracy from one evaluation to the next, after `warmup` rounds
 gap           the difference to the baseline, paired by seed, with a 95 % confidence interval from Student's t
 best          the row with the highest mean of its task
-star          every other row of the task that sends no more bytes is less accurate by more than noise
+star          more accurate, by more than noise, than another row of its task and than all that send no more bytes
 
 Means and standard deviations (n - 1) are over seeds. A number that a seed does not have, its mean does not have.
 """
@@ -130,10 +130,9 @@ def _marked_rows(rows: list[ComparisonRow], groups: list[RunGroup], numbers: lis
     }  # fmt: skip
 
     def star(i: int) -> bool:
-        if len(rows[i].seeds) < 2:
-            return False
-        rivals = [j for j in range(len(rows)) if j != i and megabytes_sent(rows[j]) <= megabytes_sent(rows[i])]
-        return all(leads[i, j].low > 0 for j in rivals)
+        beaten = {j for j in range(len(rows)) if j != i and leads[i, j].low > 0}
+        rivals = {j for j in range(len(rows)) if j != i and megabytes_sent(rows[j]) <= megabytes_sent(rows[i])}
+        return bool(beaten) and rivals <= beaten
 
     return [row._replace(best=row.stats[name].mean == top, star=star(i)) for i, row in enumerate(rows)]
 

@@ -90,8 +90,13 @@ def mark_legend(found: Comparison) -> str:
         return ""
     if all(len(row.seeds) == 1 for row in found.rows):
         return "best: the highest accuracy. No method gets a star: with one seed a lead cannot be told from noise."
-    star = "whatever sends no more bytes is less accurate, by more than noise (95 % interval over seeds)"
-    return f"best: the highest mean accuracy. * (Pareto front): {star}."
+    return f"best: the highest mean accuracy. {star_legend('method')}"
+
+
+def star_legend(what: str) -> str:
+    """What a Pareto star says of a method or a trial."""
+    rivals = f"another {what} and every one that sends no more bytes"
+    return f"* (Pareto): more accurate than {rivals}, by more than noise (95 % interval over seeds)."
 
 
 def _build_table(title: str, cells: dict[str, _CellText], found: Comparison) -> TextTable:

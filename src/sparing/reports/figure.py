@@ -67,12 +67,11 @@ def has_many(plot: Plot) -> bool:
 
 def one_legend(plots: Sequence[Plot]) -> Plot | None:
     """A plot whose legend serves all of these; None where they show different series."""
-    told = [plot for plot in plots if has_legend(plot)]
-    widest = max(told, key=lambda plot: len(plot.series), default=None)
+    widest = max(plots, key=lambda plot: len(plot.series), default=None)
     if widest is None:
         return None
     known = {(one.name, one.tint) for one in widest.series}
-    inside = (plot.kind == widest.kind and {(one.name, one.tint) for one in plot.series} <= known for plot in told)
+    inside = (plot.kind == widest.kind and {(one.name, one.tint) for one in plot.series} <= known for plot in plots)
     return widest if all(inside) else None
 
 

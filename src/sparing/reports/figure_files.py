@@ -70,13 +70,14 @@ def _draw_figure(figure: Figure) -> Canvas:
     wide = 3.4 if columns > 2 else 5.2
     tall = max(_plot_height(plot, wide) for plot in figure.plots)
     canvas = Canvas(figsize=(wide * columns, tall * rows), layout="constrained", facecolor="white")
-    shared = one_legend(figure.plots) if len(figure.plots) > 1 else None
+    told = [plot for plot in figure.plots if plot.kind in ("lines", "points", "bars") and len(plot.series) > 1]
+    shared = one_legend(told) if len(told) > 1 else None
     for i, plot in enumerate(figure.plots):
         ax = canvas.add_subplot(rows, columns, cells[i][0] * columns + cells[i][1] + 1)
         {"lines": _draw_lines, "points": _draw_points, "bars": _draw_bars, "strips": _draw_strips, "heat": _draw_heat}[
             plot.kind
         ](ax, plot)
-        if shared is None and plot.kind in ("lines", "points", "bars"):
+        if shared is None and plot in told:
             _draw_legend(ax, plot, wide)
         ax.set_title(fill(plot.title, int(9 * wide)), size=9.5, color=INK_COLOUR, loc="left")
         ax.set_xlabel(plot.x, color=INK_COLOUR)
@@ -161,9 +162,8 @@ def _legend_columns(plot: Plot, wide: float, most: int = 3) -> int:
 
 def _draw_legend(ax: Axes, plot: Plot, wide: float) -> None:
     """Below the plot, where it hides nothing."""
-    if len(plot.series) > 1:
-        where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": _legend_columns(plot, wide)}
-        ax.legend(frameon=False, fontsize=7.5, labelcolor=INK_COLOUR, handlelength=_HANDLE_LENGTH, **where)
+    where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": _legend_columns(plot, wide)}
+    ax.legend(frameon=False, fontsize=7.5, labelcolor=INK_COLOUR, handlelength=_HANDLE_LENGTH, **where)
 
 
 def _scale_in_decades(ax: Axes) -> None:

@@ -43,10 +43,11 @@ _FIGURES = (
 
 def report_figures(groups: Sequence[RunGroup]) -> list[tuple[str, Figure]]:
     """Those that these runs have data for, each with a word for a list of them; every task has plots of its own."""
-    tasks = {
-        task: read_groups([group._replace(label=group.method or group.label) for group in some])
-        for task, some in groups_by_task(groups).items()
-    }
+    methods = _method_names(groups)
+    tasks = {}
+    for task, some in groups_by_task(groups).items():
+        seen = read_groups([group._replace(label=group.method or group.label) for group in some])
+        tasks[task] = [one._replace(tint=methods.index(one.label)) for one in seen]
     made = [(word, _figure_of_tasks({task: make(seen) for task, seen in tasks.items()})) for word, make in _FIGURES]
     return [(word, figure) for word, figure in made if figure is not None]
 
@@ -60,10 +61,10 @@ def _figure_of_tasks(made: dict[str, Figure | None]) -> Figure | None:
     for task, figure in found.items():
         plots += [plot._replace(title=f"{task}: {plot.title}".rstrip(": ")) for plot in figure.plots]
         tables += [table._replace(title=f"{task}: {table.title}") for table in figure.tables]
-    said = dict.fromkeys(f"{task}: {figure.title}" for task, figure in found.items())
-    titles = {figure.title for figure in found.values()}
     first = next(iter(found.values()))
-    return Figure(first.key, titles.pop() if len(titles) == 1 else "; ".join(said), first.read, plots, tables)
+    told = [f"{task}: {said}" for task, figure in found.items() if (said := figure.title.partition(": ")[2])]
+    title = "; ".join([first.title.partition(": ")[0], *told])
+    return Figure(first.key, title, first.read, plots, tables)
 
 
 def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tuple[str, Figure]]) -> str:
@@ -96,16 +97,20 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
 
 def _report_title(groups: Sequence[RunGroup]) -> str:
     tasks = list(dict.fromkeys(group.task or group.runs[0].data for group in groups))
-    methods = list(dict.fromkeys(group.method or group.label for group in groups))
+    methods = _method_names(groups)
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     return f"{what} on {', '.join(tasks)}"
+
+
+def _method_names(groups: Sequence[RunGroup]) -> list[str]:
+    return list(dict.fromkeys(group.method or group.label for group in groups))
 
 
 def _report_subtitle(groups: Sequence[RunGroup]) -> str:
     rounds = list(dict.fromkeys(len(group.runs[0].table) for group in groups))
     seeds = list(dict.fromkeys(len(group.runs) for group in groups))
     each = " each" if len(groups) > 1 else ""
-    said = ", ".join(group.label for group in groups)
+    said = ", ".join(_method_names(groups))
     return f"{_either_count(rounds, 'round')}, {_either_count(seeds, 'seed')}{each}: {said}."
 
 
@@ -143,7 +148,7 @@ def _figure_context(word: str, figure: Figure) -> dict[str, Any]:
     """What the template needs of a figure. Plots with the same series have one legend, the first one's."""
     ids = [f"{figure.key}-{i}" for i in range(len(figure.tables))]
     maps = any(plot.kind == "heat" for plot in figure.plots)
-    shared = one_legend(figure.plots)
+    shared = one_legend([plot for plot in figure.plots if has_legend(plot)])
     plots = [
         _plot_context(figure, plot, ids[min(i, len(ids) - 1)], legend=not shared) for i, plot in enumerate(figure.plots)
     ]

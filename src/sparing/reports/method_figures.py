@@ -117,9 +117,9 @@ def pareto_figure(groups: Sequence[GroupContents]) -> Figure | None:
 
 
 def _has_star(group: GroupContents, one: Series, pairs: Sequence[tuple[GroupContents, Series]], column: str) -> bool:
-    """Whether every other that sends no more is less accurate by more than noise; of one seed nobody can say."""
-    rivals = [other for other, two in pairs if other is not group and two.x[0] <= one.x[0]]
-    return len(group.seen) > 1 and all(_paired_gap(group, other, column).low > 0 for other in rivals)
+    """Whether it is more accurate, by more than noise, than another and than all that send no more."""
+    others = [(two.x[0], _paired_gap(group, other, column).low > 0) for other, two in pairs if other is not group]
+    return any(beaten for _, beaten in others) and all(beaten for sent, beaten in others if sent <= one.x[0])
 
 
 def _dominates(one: Series, other: Series) -> bool:
@@ -300,4 +300,4 @@ def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
     if not close:
         return f"too few seeds to name a best method, they end at {ends[-1][0]:.1f} to {high:.1f} %"
     many = f"{len(close) + 1} of {len(ends)} methods"
-    return f"no clear best, {many} are within noise of each other, at {min(close):.1f} to {high:.1f} %"
+    return f"no clear best, {many} are within noise of the highest, at {min(close):.1f} to {high:.1f} %"

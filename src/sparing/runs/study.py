@@ -159,6 +159,12 @@ class EvaluateSection(StudySection):
     steps: PositiveInt = 10  # of local training for new clients
     set: Literal["test", "validation"] = "test"
 
+    @field_validator("who", mode="before")
+    @classmethod
+    def plain_words(cls, value: Any) -> Any:
+        """`personalized` is what run folders call `before`."""
+        return ["before" if one == "personalized" else one for one in value] if isinstance(value, list) else value
+
 
 class PlanSection(StudySection):
     """How the work is laid out; "auto" is settled once, written down, and reused by resume. See docs/plan.md."""

@@ -156,17 +156,18 @@ def pareto_trials(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def starred_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Those of the Pareto set that lead every other that sends no more by more than noise; of one seed, none."""
+    """Those more accurate, by more than noise, than another and than all that send no more; of one seed, none."""
     whole = [trial for trial in trials if trial.complete]
 
     def leads(one: Trial, other: Trial) -> bool:
         return mean_difference([one.scores[s].accuracy - other.scores[s].accuracy for s in one.seeds]).low > 0
 
-    def sent(trial: Trial) -> float:
-        return trial.over_seeds("bytes").mean
+    def has_star(one: Trial) -> bool:
+        sent = one.over_seeds("bytes").mean
+        others = [(other.over_seeds("bytes").mean, leads(one, other)) for other in whole if other is not one]
+        return any(beaten for _, beaten in others) and all(beaten for size, beaten in others if size <= sent)
 
-    return [one for one in pareto_trials(whole) if len(one.seeds) > 1
-            and all(leads(one, other) for other in whole if other is not one and sent(other) <= sent(one))]  # fmt: skip
+    return [trial for trial in pareto_trials(whole) if has_star(trial)]
 
 
 def winning_trial(trials: Sequence[Trial]) -> Trial | None:
