@@ -10,8 +10,8 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import sparing
-from sparing.train.metrics import jain, micro_auc, micro_aucs, weighted_mean, worst_decile
 from sparing.runs.study import study_from
+from sparing.train.metrics import jain, micro_auc, micro_aucs, weighted_mean, worst_decile
 
 QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
 TASK = {"data": "digits", "clients": 8, "held_out": 2}

@@ -87,10 +87,11 @@ def epsilon_figure(groups: Sequence[GroupContents]) -> Figure | None:
     found = mean_lines(groups, "epsilon")
     if not found:
         return None
+    holds = [said for group in groups if (said := _holds_for(group))]
     return Figure(
         "epsilon",
         "Privacy spent",
-        f"Epsilon only grows over rounds; smaller means stronger privacy. {' '.join(_holds_for(group) for group in groups)}".strip(),
+        " ".join(["Epsilon only grows over rounds; smaller means stronger privacy.", *holds]).strip(),
         [Plot("lines", "round", "epsilon so far", series=found)],
         [rounds_table("Epsilon", found)],
     )

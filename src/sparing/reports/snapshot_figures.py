@@ -56,8 +56,8 @@ def split_figure(groups: Sequence[GroupContents]) -> Figure | None:
     return Figure(
         "split",
         f"The split: {said}",
-        "Each column is a client: the stronger the colour, the larger the share of its training samples with that label; "
-        "empty means none. All maps share one colour scale, from 0.",
+        "Each column is a client: the stronger the colour, the larger the share of its training samples with that "
+        "label; empty means none. All maps share one colour scale, from 0.",
         _on_one_scale(plots),
         tables,
     )
@@ -116,8 +116,8 @@ def similarity_figure(groups: Sequence[GroupContents]) -> Figure | None:
         "similarity",
         "Similarity between clients",
         "The stronger the blue, the more similar two clients; orange is below 0; empty cells are a client with itself, "
-        "or pairs that were never compared. All maps of one measure share a colour scale: symmetric about 0 for cosines, "
-        "from the smallest to the largest value for heads.",
+        "or pairs that were never compared. All maps of one measure share a colour scale: symmetric about 0 for "
+        "cosines, from the smallest to the largest value for heads.",
         [plot if plot.signed else plot._replace(scale=_value_range(plot for plot in plots if not plot.signed))
          for plot in _on_one_scale(plots, kinds)],
         tables,
@@ -171,9 +171,9 @@ def updates_figure(groups: Sequence[GroupContents]) -> Figure | None:
     return Figure(
         "updates",
         f"Updates by filter and channel: correlation {said.get('fedavg') or next(iter(said.values()))}",
-        "Lines above the dotted ones (the same numbers, shuffled) mean that update sizes within one filter or channel are "
-        "correlated, which FedSCR relies on. Maps show one client's mean |update| by filter and channel; each layer has "
-        "one colour scale for all rounds and methods, from 0.",
+        "Lines above the dotted ones (the same numbers, shuffled) mean that update sizes within one filter or channel "
+        "are correlated, which FedSCR relies on. Maps show one client's mean |update| by filter and channel; each "
+        "layer has one colour scale for all rounds and methods, from 0.",
         _on_one_scale(plots, kinds),
         tables,
     )
