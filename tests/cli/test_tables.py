@@ -38,23 +38,56 @@ def test_a_terminal_of_eighty_columns(runs):
     assert [re.sub(" +", " ", row).strip() for row in rows] == [
         "topk 2 75.50 ± 7.78 75.50 ± 7.78",
         "topk -9.50 [-15.85, -3.15]",
-        "topk 2 0.40 0.00 5.00x 1.00x",
+        "topk 2 0.4 0.0002 5.00x 1.00x",
         "topk 1 of 2 seeds 1 of 2 seeds",
         "topk 0.500 ± 0.000 0.500 ± 0.000 2.0 ± 0.0 7.42 (+5%)",
     ]
+    first = next(line for line in text.splitlines() if line.startswith("fedavg"))
+    assert first.split("±")[1].split()[1:4] == ["baseline", "best", "*"]
+    for title in ("Accuracy on digits (%)",
+                  "Accuracy difference vs fedavg (percentage points) [95 % confidence interval]",
+                  "Bytes sent, and upload compression vs fedavg (wire / values only)", "Cost to reach 75 % accuracy",
+                  "Convergence and stability; std in percentage points (change vs fedavg)"):  # fmt: skip
+        assert title in text
 
 
-def test_long_names_fold_and_numbers_stay_whole(runs):
-    long = [{"psfed": {"fraction": 0.3, "selector": "gradient"}}, {"topk": {"ratio": 0.25, "mode": "quantile"}}]
+LONG = [{"psfed": {"fraction": 0.3, "selector": "gradient"}}, {"topk": {"ratio": 0.25, "mode": "quantile"}}]
+
+
+def test_no_name_breaks_and_numbers_stay_whole(runs):
+    middle = [{"topk": {"ratio": 0.25}}, "int8", "memory"]
     for seed in (0, 1):
         last = {"personal_accuracy": 0.61 + seed / 5, "worst_decile": 0.2 + seed / 2, "loss": 0.5 + seed}
-        more = {name: [0.3, 0.4, 0.5, value] for name, value in last.items()}
-        made_run(runs / f"long{seed}", [0.3, 0.5, 0.6, 0.9 - seed / 2], long, seed, columns=more)
+        more = {name: [0.3, value] for name, value in last.items()}
+        made_run(runs / f"middle{seed}", [0.3, 0.9 - seed / 2], middle, seed, columns=more)
     text = call("compare", runs, "--warmup", 0).stdout
     assert max(len(line) for line in text.splitlines() if not line.startswith("note: ")) <= 80
-    assert sum(line.startswith("psfed+topk ") for line in text.splitlines()) == 4, "a name keeps some room"
-    for number in ("65.00 ± 35.36", "71.00 ± 14.14", "45.00 ± 35.36", "75.50 ± 7.78", "0.300 ± 0.000"):
+    rows = [line for line in text.splitlines() if line.startswith("topk+int8+memory")]
+    assert len(rows) > 4, "tables that are too wide became several"
+    assert all(row.startswith("topk+int8+memory (topk.ratio=0.25) ") for row in rows)
+    for number in ("65.00 ± 35.36", "71.00 ± 14.14", "45.00 ± 35.36", "75.50 ± 7.78"):
         assert number in text
+
+
+def test_a_name_as_wide_as_the_terminal_becomes_a_number(runs):
+    for seed in (0, 1):
+        made_run(runs / f"long{seed}", [0.3, 0.4], LONG, seed)
+    text = call("compare", runs).stdout
+    assert (
+        "\n3: psfed+topk (psfed.fraction=0.3, psfed.selector=gradient, topk.ratio=0.25, topk.mode=quantile)\n" in text
+    )
+    tables = text[text.index("Accuracy on") :]
+    assert max(len(line) for line in tables.splitlines()) <= 80
+    assert len([line for line in tables.splitlines() if re.match(r"3 +", line)]) == 4
+
+
+def test_several_tasks_have_a_column_and_are_ranked_apart(runs):
+    for seed in (0, 1):
+        made_run(runs / f"other{seed}", [0.1, 0.2], "topk", seed, study={"task": {"data": "mnist"}})
+    text = call("compare", runs).stdout
+    rows = [re.sub(" +", " ", line).split(" ± ")[0] for line in text.splitlines() if line.startswith("topk")]
+    assert rows[:2] == ["topk digits 2 75.50", "topk mnist 2 20.00"]
+    assert "\\multicolumn" in call("compare", runs, "--latex").stdout
 
 
 def test_csv_has_four_decimals(runs):
@@ -70,22 +103,41 @@ def test_csv_has_four_decimals(runs):
     assert topk["personal_accuracy"] == "", "not measured"
     assert rows[0]["final_accuracy_gap"] == ""
     for name, cell in topk.items():
-        assert name in ("method", "seeds", "rounds") or re.fullmatch(r"-?\d+\.\d{4}|", cell), (name, cell)
+        assert name in ("method", "task", "seeds", "rounds") or re.fullmatch(r"-?\d+\.\d{4}|", cell), (name, cell)
 
 
-def test_markdown_and_latex_hold_the_same_rows(runs):
+def test_markdown_holds_the_same_rows(runs):
     made_run(runs / "odd", [0.5, 0.6], [{"topk": {"memory": True}}])
     page = call("compare", runs, "--markdown").stdout
-    assert "| topk | 2 | 75.50 ± 7.78 | 75.50 ± 7.78 |" in page
-    assert "| topk (memory=true) | 1 | 60.00 | 60.00 |" in page
+    assert "| topk | 2 | 75.50 ± 7.78 |" in page
+    assert "| topk (memory=true) | 1 | 60.00 |" in page
     heads = [line.count("|") for line in page.splitlines() if line.startswith("|")]
     assert len(set(heads[:5])) == 1
     assert "- seeds differ" in page
+    assert "- best: the highest mean accuracy." in page
+
+
+def test_latex_is_one_table_for_a_paper(runs):
+    made_run(runs / "odd", [0.5, 0.6], [{"topk": {"memory": True}}])
     paper = call("compare", runs, "--latex").stdout
-    assert r"topk & 2 & 75.50 $\pm$ 7.78 & 75.50 $\pm$ 7.78 \\" in paper
-    assert paper.count(r"\begin{tabular}") == paper.count(r"\bottomrule") == 4
+    assert r"topk & 75.50 $\pm$ 7.78 & $-$9.50 [$-$15.85, $-$3.15] & 0.4 & 0.0002 & 5.0$\times$ \\" in paper
+    assert r"fedavg & \textbf{85.00} $\pm$ 7.07 & -- & 2.00 & 0.0002 & 1.0$\times$ \\" in paper
+    for word in (
+        r"\begin{table}",
+        r"\begin{tabular}",
+        r"\toprule",
+        r"\midrule",
+        r"\bottomrule",
+        r"\caption{",
+        r"\label{tab:digits}",
+    ):
+        assert paper.count(word) == 1
+    assert r"mean $\pm$ standard deviation ($n-1$) over 1 or 2 seeds" in paper
+    rows = [line for line in paper.splitlines() if line.endswith(r"\\")]
+    assert len({line.count("&") for line in rows}) == 1
     for line in paper.splitlines():
         assert line.startswith("%") or not re.search(r"(?<!\\)[%_#]", line)
+        assert line.startswith("%") or not re.search(r"(?<![$\w])-\d", line), "a minus is a minus"
 
 
 def test_json_is_what_a_program_reads(runs):
@@ -105,8 +157,8 @@ def test_json_is_what_a_program_reads(runs):
 def test_notes_stand_under_the_tables(runs):
     made_run(runs / "psfed9", [0.5, 0.6, 0.7], "psfed", 9)
     text = call("compare", runs).stdout
-    assert "note: seeds differ (fedavg: 0, 1; psfed: 9; topk: 0, 1)" in text
-    assert "note: rounds differ" in text
+    assert "note: seeds differ (fedavg: 0, 1; topk: 0, 1; psfed: 9)" in text
+    assert "note: runs have different numbers of rounds (fedavg: 2; psfed: 3; topk: 2)" in text
 
 
 def test_notes_go_to_stderr_where_the_table_is_csv(runs):
@@ -114,8 +166,7 @@ def test_notes_go_to_stderr_where_the_table_is_csv(runs):
     result = call("compare", runs, "--csv", "--target", 0.99)
     assert len(list(csv.DictReader(io.StringIO(result.stdout)))) == result.stdout.count("\n") - 1 == 3
     said = [line.split(" (")[0] for line in result.stderr.splitlines()]
-    assert said[0] == "sparing: note: seeds differ"
-    assert "sparing: note: rounds differ" in said
+    assert said[:2] == ["sparing: note: runs have different numbers of rounds", "sparing: note: seeds differ"]
     assert said[-1] == "sparing: note: no run reaches 99 % accuracy; the highest is 90.00 %"
     for form, mark in (("--markdown", "- "), ("--latex", "% ")):
         result = call("compare", runs, form)
@@ -125,23 +176,25 @@ def test_notes_go_to_stderr_where_the_table_is_csv(runs):
 
 def test_a_target_that_nobody_reaches_keeps_its_table(runs):
     text = call("compare", runs, "--target", 0.99).stdout
-    table = text[text.index("Until 99 % accuracy") :].splitlines()
+    table = text[text.index("Cost to reach 99 % accuracy") :].splitlines()
     assert table[3].split() == ["fedavg", *["0", "of", "2", "seeds"] * 2]
-    assert "Until" not in call("compare", runs).stdout
+    assert "Cost to reach" not in call("compare", runs).stdout
 
 
 def test_one_seed_has_no_confidence_in_its_heading(runs):
     text = call("compare", runs / "fedavg0", runs / "topk0").stdout
-    assert "Accuracy less fedavg's, points\n" in text
+    assert "Accuracy difference vs fedavg (percentage points)\n" in text
     assert "note: one seed is one draw" in text
-    assert "Accuracy less fedavg's, points [95 % confidence]\n" in call("compare", runs).stdout
+    assert (
+        "Accuracy difference vs fedavg (percentage points) [95 % confidence interval]\n" in call("compare", runs).stdout
+    )
 
 
 def test_bad_input_is_refused_in_one_line(runs):
     made_run(runs / "cut", [0.5], "psfed", study={"rounds": 2}, finished=False)
     for args, word in [
         (["nowhere"], "holds no run"),
-        ([runs], "--allow-incomplete"),
+        ([runs / "cut"], "--allow-incomplete"),
         ([runs / "topk0", "--csv", "--json"], "choose one"),
         ([runs / "topk0", "--baseline", "x"], "none of these"),
     ]:
@@ -150,8 +203,8 @@ def test_bad_input_is_refused_in_one_line(runs):
         assert result.stdout == ""
         assert result.stderr.count("\n") == 1
         assert word in result.stderr
-    text = call("compare", runs, "--allow-incomplete").stdout
-    assert "figures are after round 1" in text
+    assert "cut (psfed) is not finished: 1 of 2 rounds, so it is left out" in call("compare", runs).stdout
+    assert "all of them are compared after round 1" in call("compare", runs, "--allow-incomplete").stdout
 
 
 def test_h5_files_of_what_is_compared(runs):

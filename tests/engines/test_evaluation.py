@@ -10,6 +10,7 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 import sparing
+from sparing.runs.study import study_from
 from sparing.train.metrics import jain, micro_auc, micro_aucs, weighted_mean, worst_decile
 
 QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
@@ -26,6 +27,12 @@ def test_who_is_evaluated_does_not_change_training(method):
     with_all = play(method)
     with_none = play(method, evaluate={"every": 3, "who": ["global"]})
     assert with_all.model_sha256 == with_none.model_sha256
+
+
+def test_personalized_is_another_word_for_before():
+    said = [study_from({"evaluate": {"who": ["global", word]}}) for word in ("personalized", "before")]
+    assert said[0].fingerprint() == said[1].fingerprint()
+    assert said[0].evaluate.who == ["global", "before"]
 
 
 def test_every_client_every_round_is_on_record(tmp_path):

@@ -54,7 +54,12 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def rows(home):
-    return json.loads(call("compare", home / "runs", "--warmup", WARMUP, "--json").stdout)["rows"]
+    """In the order of METHODS."""
+    found = json.loads(call("compare", home / "runs", "--warmup", WARMUP, "--json").stdout)["rows"]
+    ends = [row["stats"]["final_accuracy"]["mean"] for row in found[1:]]
+    assert found[0]["label"] == "fedavg", "the baseline is first"
+    assert ends == sorted(ends, reverse=True), "then the best"
+    return sorted(found, key=lambda row: len(row["label"]))
 
 
 def said(home: Path, goal: str) -> dict:

@@ -2,17 +2,23 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 import sparing
 from made import made_run
-from sparing.core.errors import ConfigError
-from sparing.reports.comparison import compare_groups
+from sparing.core.errors import CheckpointError, ConfigError, TrainingError
+from sparing.reports.comparison import accuracy_lead, compare_groups
+from sparing.reports.comparison_tables import mark_legend, tables_of_comparison
+from sparing.reports.headline import headlines
 from sparing.reports.run_folders import find_run_folders, group_runs, holds_study, read_run_folder
 from sparing.runs.study import study_from
+from sparing.tasks import fingerprint
+from sparing.tasks.fingerprint import task_fingerprint
 
 CURVES = {
     ("fedavg", 0): [0.10, 0.50, 0.70, 0.80, 0.79],
@@ -38,6 +44,10 @@ def compared(*places, **options):
     groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(places)])
     found = compare_groups(groups, **options)
     return {row.label: row for row in found.rows}, notes + found.notes
+
+
+def comparison_of(*places, **options):
+    return compare_groups(group_runs([read_run_folder(folder) for folder in find_run_folders(places)])[0], **options)
 
 
 def curves(method):
@@ -139,29 +149,33 @@ def test_runs_are_grouped_by_everything_but_the_seed(tmp_path):
     rows, notes = compared(tmp_path)
     labels = {label: row.seeds for label, row in rows.items()}
     assert labels == {"topk (local.lr=0.1)": [0, 1], "topk (local.lr=0.1, ratio=0.2)": [0], "topk (local.lr=0.5)": [0]}
-    assert "beside the method, these settings differ: local.lr" in notes
-    assert any("no run of fedavg alone is here" in note for note in notes)
+    assert "besides the method, these settings differ: local.lr" in notes
+    assert any("there is no run of plain fedavg, so differences are to topk" in note for note in notes)
 
 
-def test_unfinished_runs_are_refused_or_cut_and_said(runs):
+def test_unfinished_runs_are_left_out_or_all_are_cut_and_said(runs):
     made_run(runs / "psfed-0", [0.1, 0.2, 0.3], "psfed", 0, study={"rounds": 5}, finished=False)
     made_run(runs / "psfed-1", [0.1, 0.2, 0.3, 0.4, 0.5], "psfed", 1)
-    with pytest.raises(ConfigError, match=r"psfed is not finished: .*psfed-0 \(3 rounds\).*--allow-incomplete"):
-        compared(runs)
+    rows, notes = compared(runs)
+    assert rows["psfed"].seeds == [1], "the rest is compared"
+    assert rows["psfed"].rounds == rows["fedavg"].rounds == 5
+    assert f"{runs / 'psfed-0'} (psfed) is not finished: 3 of 5 rounds, so it is left out" in notes
     rows, notes = compared(runs, incomplete=True)
-    assert rows["psfed"].rounds == 3
+    assert {row.rounds for row in rows.values()} == {3}
     assert rows["psfed"].stats["final_accuracy"].mean == pytest.approx(0.3)
+    assert rows["fedavg"].stats["final_accuracy"].mean == pytest.approx(curves("fedavg")[:, 2].mean())
     assert rows["psfed"].stats["up_mb"].mean == pytest.approx(300 / 1e6)
-    assert any("figures are after round 3, over 2 seeds" in note for note in notes)
-    assert any("rounds differ (fedavg: 5; psfed: 3; topk: 5)" in note for note in notes)
-    assert any("seeds differ" in note for note in notes)
+    assert any("psfed: 3 or 5" in note and "compared after round 3" in note for note in notes)
+    with pytest.raises(ConfigError, match=r"none of these runs is finished.*3 of 5 rounds.*--allow-incomplete"):
+        compared(runs / "psfed-0")
 
 
 def test_runs_that_ended_early_are_not_averaged_silently(tmp_path):
     made_run(tmp_path / "a", [0.1, 0.2], seed=0, study={"rounds": 9})
-    made_run(tmp_path / "b", [0.1, 0.2, 0.3], seed=1, study={"rounds": 9})
-    with pytest.raises(ConfigError, match="different length"):
-        compared(tmp_path)
+    made_run(tmp_path / "b", [0.1, 0.4, 0.3], seed=1, study={"rounds": 9})
+    rows, notes = compared(tmp_path)
+    assert rows["fedavg"].stats["final_accuracy"].mean == pytest.approx(0.3), "both after round 2"
+    assert any("fedavg: 2 or 3" in note and "compared after round 2" in note for note in notes)
 
 
 def test_a_run_without_a_round_is_left_out_and_said(tmp_path):
@@ -175,10 +189,160 @@ def test_a_run_without_a_round_is_left_out_and_said(tmp_path):
 def test_different_seeds_and_rounds_are_said(runs, tmp_path):
     made_run(runs / "psfed-7", [0.1, 0.2], "psfed", 7)
     rows, notes = compared(runs)
-    assert any("seeds differ (fedavg: 0, 1, 2; psfed: 7; topk: 0, 1, 2)" in note for note in notes)
-    assert any("rounds differ" in note for note in notes)
+    assert any("seeds differ (fedavg: 0, 1, 2; topk: 0, 1, 2; psfed: 7)" in note for note in notes)
+    assert any("different numbers of rounds (fedavg: 5; psfed: 2; topk: 5)" in note for note in notes)
+    assert {row.rounds for row in rows.values()} == {2}, "all at the shortest's last round"
+    assert rows["fedavg"].stats["final_accuracy"].mean == pytest.approx(curves("fedavg")[:, 1].mean())
     assert rows["psfed"].gaps == {}, "no seed in common"
     assert rows["psfed"].ratios["compression"] == pytest.approx(10), "bytes a round, not in all"
+
+
+def test_runs_evaluated_in_different_rounds_are_compared_where_all_were(tmp_path):
+    nan = math.nan
+    made_run(tmp_path / "a", [0.1, 0.2, 0.3, 0.4])
+    made_run(tmp_path / "b", [nan, 0.3, nan, nan], "topk")
+    rows, notes = compared(tmp_path)
+    assert [rows[name].stats["final_accuracy"].mean for name in ("fedavg", "topk")] == [0.2, 0.3]
+    assert any("evaluated in different rounds: all of them are compared after round 2" in note for note in notes)
+
+
+def test_the_baseline_comes_first_then_the_best(runs):
+    made_run(runs / "sign-0", [0.2, 0.3, 0.4, 0.5, 0.6], "sign", 0)
+    made_run(runs / "psfed-0", [0.2, 0.3, 0.4, 0.5, 0.99], "psfed", 0)
+    rows, _ = compared(runs)
+    assert list(rows) == ["fedavg", "psfed", "topk", "sign"]
+    assert [row.label for row in rows.values() if row.best] == ["psfed"]
+    assert [row.label for row in rows.values() if row.baseline] == ["fedavg"]
+    assert next(iter(compared(runs, baseline="sign")[0])) == "sign"
+
+
+def test_a_star_is_better_by_more_than_noise(tmp_path):
+    ends = {
+        "fedavg": (0.80, 0.84, 0.88),
+        "topk": (0.60, 0.63, 0.66),
+        "int8": (0.79, 0.86, 0.85),
+        "sign": (0.2, 0.3, 0.1),
+    }
+    sent = {"fedavg": 1000, "int8": 300, "topk": 200, "sign": 200}
+    for method, accuracies in ends.items():
+        for seed, last in enumerate(accuracies):
+            made_run(tmp_path / f"{method}{seed}", [0.1, last], method, seed, columns={"up_bytes": [sent[method]] * 2})
+    rows, _ = compared(tmp_path)
+    assert {name for name, row in rows.items() if row.star} == {"int8", "topk"}, "fedavg's lead over int8 is noise"
+    rows, _ = compared(*(tmp_path / f"{method}0" for method in ends))
+    assert not any(row.star for row in rows.values()), "one seed claims nothing"
+    assert "with one seed a lead cannot be told from noise" in mark_legend(
+        comparison_of(*(tmp_path / f"{m}0" for m in ends))
+    )
+
+
+def test_leads_without_common_seeds_are_of_two_samples(tmp_path):
+    mine, theirs = (0.9, 0.95, 0.91), (0.8, 0.7, 0.75, 0.81)
+    for i, last in enumerate(mine):
+        made_run(tmp_path / f"a{i}", [last], "topk", i)
+    for i, last in enumerate(theirs):
+        made_run(tmp_path / f"b{i}", [last], "fedavg", 10 + i)
+    groups, _ = group_runs([read_run_folder(folder) for folder in find_run_folders([tmp_path])])
+    numbers = [[{"final_accuracy": run.table[-1].accuracy} for run in group.runs] for group in groups]
+    lead = accuracy_lead(groups[0], numbers[0], groups[1], numbers[1], "final_accuracy")
+    low, high = stats.ttest_ind(mine, theirs, equal_var=False).confidence_interval(0.95)
+    assert (lead.low, lead.high) == pytest.approx((low, high))
+
+
+def test_the_headline_names_the_best_its_bytes_and_the_difference(runs):
+    (said,) = headlines(comparison_of(runs))
+    assert said == (
+        "topk is the most accurate on digits: 82.67 % accuracy with 0.00125 MB sent in 5 rounds (fedavg sends "
+        "0.0055 MB); accuracy difference vs fedavg: +3.00 percentage points (95 % interval −1.97 to +7.97, "
+        "within noise)."
+    )
+    (said,) = headlines(comparison_of(runs / "fedavg-1", runs / "topk-1"))
+    assert said.endswith("+1.00 percentage points, from one seed, which cannot tell it from noise.")
+    (said,) = headlines(comparison_of(runs, baseline="topk"))
+    assert said.startswith("topk, the baseline, is the most accurate on digits: 82.67 % accuracy with 0.00125 MB")
+    assert "fedavg comes next with 0.0055 MB" in said
+
+
+def own_task(flip: bool = False, **more) -> sparing.Task:
+    """Two classes that a line tells apart; flipped, half of the labels are wrong."""
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 40, 2, generator=draw)
+    y = (x[..., 0] > 0).long()
+    y = torch.where(torch.arange(40) % 2 == 0, 1 - y, y) if flip else y
+    clients = list(zip(x, y, strict=True))
+    return sparing.Task(lambda: torch.nn.Linear(2, 2), clients, test=(x[0], y[0]), **more)
+
+
+QUICK = {"rounds": 2, "sample": 1.0, "local": {"lr": 0.5, "steps": 5}, "plan": {"threads": 1, "path": "loop"}}
+
+
+def test_two_tasks_of_ones_own_never_merge(tmp_path):
+    sparing.run(own_task(), **QUICK, seed=0, out=tmp_path / "a")
+    sparing.run(own_task(flip=True), **QUICK, seed=1, out=tmp_path / "b")
+    rows, notes = compared(tmp_path)
+    assert len(rows) == 2, "93 and 47 have no mean"
+    assert {row.seeds[0] for row in rows.values()} == {0, 1}
+    assert all(re.fullmatch(r"fedavg on own task \(fingerprint=[0-9a-f]{8}\)", label) for label in rows)
+    assert not any(row.best or row.star or row.gaps for row in rows.values()), "nothing is ranked between tasks"
+    assert any("2 different tasks are called 'own task'" in note for note in notes)
+
+
+def test_two_tasks_of_ones_own_with_one_seed_are_not_the_same_run(tmp_path):
+    sparing.run(own_task(name="cars"), **QUICK, out=tmp_path / "a")
+    sparing.run(own_task(flip=True, name="boats"), **QUICK, out=tmp_path / "b")
+    rows, notes = compared(tmp_path)
+    assert list(rows) == ["fedavg on cars", "fedavg on boats"]
+    assert not any("the same study" in note for note in notes)
+
+
+def test_one_task_of_ones_own_is_one_row_with_its_name(tmp_path):
+    for seed in (0, 1):
+        for method in ("fedavg", "topk"):
+            sparing.run(own_task(name="cars"), method, **QUICK, seed=seed, out=tmp_path / f"{method}{seed}")
+    found = comparison_of(tmp_path)
+    assert [(row.label, row.task, row.seeds) for row in found.rows if row.baseline] == [("fedavg", "cars", [0, 1])]
+    assert tables_of_comparison(found)[0].title == "Accuracy on cars (%)"
+    assert " on cars" in headlines(found)[0]
+    with pytest.raises(CheckpointError, match="belongs to another task: the training samples changed"):
+        sparing.resume(tmp_path / "topk0", task=own_task(flip=True, name="cars"))
+    with pytest.raises(ConfigError, match="was run on a task of your own; pass it again"):
+        sparing.resume(tmp_path / "topk0")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"flip": True},
+        {"held_out": [1]},
+        {"loss": lambda output, y: torch.nn.functional.cross_entropy(output, y, reduction="none")},
+    ],
+    ids=["labels", "held out", "loss"],
+)
+def test_what_makes_another_fingerprint(other):
+    assert task_fingerprint(own_task()) == task_fingerprint(own_task(name="other")), "the name is told beside it"
+    assert task_fingerprint(own_task(**other)) != task_fingerprint(own_task())
+
+
+def test_large_data_count_by_rows_spread_over_all(monkeypatch):
+    monkeypatch.setattr(fingerprint, "_WHOLE_BYTES", 64)
+    assert task_fingerprint(own_task()) != task_fingerprint(own_task(flip=True))
+
+
+def test_a_diverged_run_is_left_out_with_its_reason(tmp_path):
+    sparing.run(own_task(name="cars"), **QUICK, out=tmp_path / "good")
+    with pytest.raises(TrainingError):
+        sparing.run(
+            own_task(name="cars"), "int8", **(QUICK | {"local": {"lr": 1e30, "steps": 5}}), out=tmp_path / "bad"
+        )
+    rows, notes = compared(tmp_path)
+    assert list(rows) == ["fedavg"]
+    assert any(note.startswith(f"{tmp_path / 'bad'} failed and is left out: ") for note in notes)
+    loss = {"loss": [1.0, math.inf, math.inf]}
+    made_run(tmp_path / "wild", [0.1, 0.1, 0.1], "topk", columns=loss)
+    made_run(tmp_path / "calm", [0.1, 0.2, 0.3], "sign", columns={"loss": [1.0, 0.9, 0.8]})
+    rows, notes = compared(tmp_path / "wild", tmp_path / "calm")
+    assert list(rows) == ["sign"]
+    assert f"{tmp_path / 'wild'} failed and is left out: the loss is inf after round 3" in notes
 
 
 def test_the_same_seed_twice_counts_once(runs):
@@ -195,8 +359,10 @@ def test_the_same_seed_twice_counts_once(runs):
 def test_nothing_is_paired_across_tasks(runs):
     made_run(runs / "other", [0.5] * 5, "topk", 0, study={"task": {"data": "mnist"}})
     rows, notes = compared(runs / "fedavg-0", runs / "other")
-    assert rows["topk"].gaps == {}
+    assert rows["topk on mnist"].gaps == {}
+    assert rows["topk on mnist"].baseline, "its task has no other"
     assert any("these settings differ: task.data" in note for note in notes)
+    assert any("ranked, and differences taken, within each task only" in note for note in notes)
 
 
 def test_validation_samples_are_said_and_not_paired_with_test_samples(runs):
@@ -206,8 +372,12 @@ def test_validation_samples_are_said_and_not_paired_with_test_samples(runs):
     _, notes = compared(runs / "psfed-*", runs / "int8-*")
     assert any(note.startswith("accuracy and loss are on validation samples") for note in notes)
     rows, notes = compared(runs)
-    assert any(note.startswith("accuracy and loss of int8 and psfed are on validation samples") for note in notes)
-    assert rows["psfed"].gaps == {}
+    assert any(
+        re.match(r"accuracy and loss of .*\(evaluate.set=validation\) are on validation", note) for note in notes
+    )
+    aside = [row for row in rows.values() if "validation" in row.task]
+    assert [row.method for row in aside] == ["int8", "psfed"]
+    assert all(row.baseline or set(row.gaps) for row in aside)
     assert not any("validation" in note for note in compared(runs / "fedavg-*", runs / "topk-*")[1])
 
 

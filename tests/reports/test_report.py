@@ -6,6 +6,8 @@ import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib.resources import files
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +19,21 @@ from browser import CHROMIUM, browser
 from sparing.cli.app import app
 from sparing.reports import figure_files
 from sparing.reports.comparison import compare_groups
-from sparing.reports.figure import Plot, Series, axis_ticks, distinct_labels, log_ticks, thinned_places
+from sparing.reports.figure import (
+    Plot,
+    Series,
+    axis_ticks,
+    distinct_labels,
+    has_legend,
+    log_ticks,
+    one_legend,
+    thinned_places,
+)
 from sparing.reports.html_page import _report_subtitle, _validation_caution, report_figures, report_page
 from sparing.reports.method_figures import _dominates, _leader_sentence, pareto_figure
 from sparing.reports.report_runs import GroupContents, RunContents
 from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
-from sparing.reports.svg import draw_svg, tint_classes
+from sparing.reports.svg import draw_svg, mark_shape, tint_classes
 
 TASK = {"data": "digits", "clients": 5, "model": "cnn"}
 OPTIONS = {"rounds": 3, "sample": 3, "local": {"steps": 2}, "plan": {"path": "loop", "chunk": 2, "threads": 1}}
@@ -179,9 +190,9 @@ def test_a_winner_is_named_only_beyond_chance(ended):
     top, close, low = ended("a", 0.90, 0.92, 0.94), ended("b", 0.91, 0.90, 0.94), ended("c", 0.50, 0.52, 0.55)
     assert said(top) == "a ends at 92.0 %"
     assert said(low, top) == "a ends highest, at 92.0 %"
-    assert said(low, close, top) == "no clear winner, 2 of 3 methods are too close to call, at 91.7 to 92.0 %"
-    assert said(ended("d", 0.95), ended("e", 0.1)) == "too few seeds to name a winner, methods end at 10.0 to 95.0 %"
-    assert said(low, ended("d", 0.95)) == "too few seeds to name a winner, methods end at 52.3 to 95.0 %"
+    assert said(low, close, top) == "no clear best, 2 of 3 methods are within noise of the highest, at 91.7 to 92.0 %"
+    assert said(ended("d", 0.95), ended("e", 0.1)) == "too few seeds to name a best method, they end at 10.0 to 95.0 %"
+    assert said(low, ended("d", 0.95)) == "too few seeds to name a best method, they end at 52.3 to 95.0 %"
 
 
 def test_beaten_is_what_seeds_say_is_beaten(ended):
@@ -193,7 +204,7 @@ def test_beaten_is_what_seeds_say_is_beaten(ended):
     assert {one.name for one in plot.series if one.hollow} == {"c", "d"}
     assert len(plot.front) == 1
     places = {row[0]: row[-1] for row in figure.tables[0].rows}
-    assert places == {"a": "yes", "b": "seeds cannot tell", "c": "beaten", "d": "beaten", "e": "seeds cannot tell"}
+    assert places == {"a": "yes *", "b": "within noise", "c": "beaten", "d": "beaten", "e": "within noise"}
 
 
 def test_maps_of_one_measure_have_one_scale(groups):
@@ -218,14 +229,81 @@ def test_maps_of_one_measure_have_one_scale(groups):
     assert 'class="v7" d=' in drawn.svg
 
 
+def lab(colour: str) -> np.ndarray:
+    """CIELAB, in which distances are what an eye sees."""
+    rgb = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    rgb = np.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+    f = np.cbrt(xyz / [0.95047, 1.0, 1.08883])
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def points(count: int) -> Plot:
+    """All of them in one place, where labels would collide."""
+    series = [Series(f"method-{i}", [50.0], [1.0 + i / 100], tint=i) for i in range(count)]
+    return Plot("points", "MB", "accuracy (%)", series=series, log=True)
+
+
+def test_labels_of_points_do_not_collide():
+    few, many = points(6), points(7)
+    places = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" class="name"[^>]*>([^<]+)<', draw_svg(few).svg)
+    boxes = [(float(x), float(x) + 8.4 * len(name), float(y)) for x, y, name in places]
+    assert len(boxes) == 6
+    assert not any(a[0] < b[1] and b[0] < a[1] and abs(a[2] - b[2]) < 12 for a, b in combinations(boxes, 2))
+    assert not has_legend(few)
+    assert has_legend(many)
+    assert 'class="name"' not in draw_svg(many).svg
+
+
+def test_a_figure_has_one_legend(groups, report):
+    made = dict(report_figures(groups))
+    figure = made["Accuracy by round"]
+    assert len(figure.plots) == 2
+    assert one_legend(figure.plots) is not None
+    page = report.read_text()
+    section = page[page.index('<section id="accuracy-by-round"') :]
+    assert section[: section.index("</figure>")].count('class="legend"') == 1
+    canvas = figure_files._draw_figure(figure)
+    assert len(canvas.legends) == 1
+    assert not any(ax.get_legend() for ax in canvas.axes)
+
+
+def test_the_page_opens_with_accuracy_against_bytes_and_a_sentence(report):
+    page = report.read_text()
+    sections = re.findall(r'<section id="([\w-]+)"', page)
+    assert sections[:2] == ["pareto-front", "results"]
+    answers = re.findall(r'<p class="answer">([^<]+)</p>', page)
+    assert len(answers) == 1
+    assert re.search(r"is the most accurate on digits: [\d.]+ % accuracy with [\d.]+ MB sent in 3 rounds", answers[0])
+    assert "accuracy difference vs fedavg" in answers[0]
+    assert page.index('<section id="pareto-front"') < page.index("</figure>") < page.index(answers[0])
+
+
+def test_plots_of_two_tasks_are_apart(runs, tmp_path):
+    shutil.copytree(runs / "plain", tmp_path / "plain")
+    sparing.run(TASK | {"clients": 4}, "fedavg", **OPTIONS, out=tmp_path / "other")
+    groups, _ = group_runs([read_run_folder(folder) for folder in find_run_folders([tmp_path])])
+    figure = dict(report_figures(groups))["Accuracy by round"]
+    assert all(len(plot.series) == 1 for plot in figure.plots)
+    assert {plot.title.split(":")[0] for plot in figure.plots} == {"digits (clients=4)", "digits (clients=5)"}
+    assert figure.title.startswith("Accuracy by round; digits (clients=4): fedavg ends at ")
+    assert {one.tint for plot in figure.plots for one in plot.series} == {0}, "a method has one colour everywhere"
+    page = report_page(groups, compare_groups(groups), report_figures(groups))
+    assert page.count('<p class="answer">') == 2
+
+
 def test_many_methods_look_different():
     assert len({tint_classes(i) for i in range(32)}) == 32
     names = [f"fedavg (task.model=mlp, local.lr=0.0{i}, rounds=3)" for i in range(1, 10)]
     assert len(set(distinct_labels(names, 18))) == 9
-    svg = draw_svg(
-        Plot("lines", series=[Series(name, [0.0, 1.0], [1.0, 2.0], tint=i) for i, name in enumerate(names)])
-    ).svg
-    assert all(f"lr=0.0{i}" in svg for i in range(1, 10))
+    assert len(set(figure_files._SERIES_COLOURS)) == len(set(figure_files._SERIES_MARKERS)) == 12
+    assert len(set(map(str, figure_files._SERIES_DASHES))) == len({mark_shape(i) for i in range(12)}) == 12
+    css = files("sparing.reports").joinpath("page.css").read_text()
+    tints = [re.search(rf"--t{i}: light-dark\((#\w+), (#\w+)\)", css).groups() for i in range(12)]
+    assert tuple(light for light, _ in tints) == figure_files._SERIES_COLOURS
+    for colours in zip(*tints, strict=True):
+        apart = [np.linalg.norm(np.subtract(lab(a), lab(b))) for a, b in combinations(colours, 2)]
+        assert min(apart) > 20, "ten times a difference that is just noticed"
     sizes = [f"{n},000 parameters" for n in (8, 4, 2, 1)]
     svg = draw_svg(Plot("heat", rows=["conv"], columns=sizes, values=[[1.0, 2.0, 3.0, 4.0]])).svg
     assert svg.count("rotate(-40") == 4, "every size has its name"
@@ -272,7 +350,8 @@ def words(text: str) -> str:
 
 
 def test_words_of_a_study_are_not_markup(groups):
-    odd = [groups[0]._replace(label="<script>alert(1)</script> & </title>")]
+    words = "<script>alert(1)</script> & </title>"
+    odd = [groups[0]._replace(label=words, method=words)]
     text = report_page(odd, compare_groups(odd), report_figures(odd))
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text

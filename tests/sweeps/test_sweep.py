@@ -21,7 +21,7 @@ from sparing.runs.start import start_run
 from sparing.runs.study import load_study
 from sparing.sweeps import execute
 from sparing.sweeps.execute import run_sweep, train_winner
-from sparing.sweeps.folder import Trial, TrialScore, pareto_trials, planned_trials, winning_trial
+from sparing.sweeps.folder import Trial, TrialScore, pareto_trials, planned_trials, starred_trials, winning_trial
 from sparing.sweeps.optuna_search import propose_settings
 from sparing.sweeps.processes import _train_in_child
 from sparing.sweeps.spec import grid_settings, load_sweep, sweep_from, trial_study
@@ -148,6 +148,15 @@ def test_the_pareto_set_is_what_nobody_beats():
     equals = [trial(0, (0.9, 100)), trial(1, (0.9, 100)), trial(2, (0.9, 90))]
     assert [one.number for one in pareto_trials(equals)] == [2]
     assert len(pareto_trials(equals[:2])) == 2
+
+
+def test_a_star_is_better_by_more_than_noise():
+    clear, noisy = trial(0, (0.9, 100), (0.92, 100)), trial(1, (0.95, 100), (0.88, 100))
+    low = trial(2, (0.5, 100), (0.52, 100))
+    assert [one.number for one in starred_trials([clear, low])] == [0]
+    assert starred_trials([clear, noisy, low]) == [], "their difference is noise"
+    assert len(pareto_trials([clear, noisy, low])) == 1, "the winner is still the highest mean"
+    assert starred_trials([trial(0, (0.9, 100)), trial(1, (0.1, 100))]) == [], "one seed claims nothing"
 
 
 def inline(source, jobs, finished, tick):

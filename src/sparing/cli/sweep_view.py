@@ -14,10 +14,10 @@ from rich.text import Text
 
 from sparing.cli.wording import megabytes_text
 from sparing.reports.comparison import SeedStat
-from sparing.reports.comparison_tables import finite_or_none
+from sparing.reports.comparison_tables import finite_or_none, star_legend
 from sparing.runs.files.run_folder import ROUNDS_FILE
 from sparing.sweeps.execute import SweepProgress
-from sparing.sweeps.folder import Trial, pareto_trials, winning_trial
+from sparing.sweeps.folder import Trial, pareto_trials, starred_trials, winning_trial
 from sparing.sweeps.processes import SweepRun
 from sparing.sweeps.spec import SweepSpec, TrialSettings
 
@@ -122,7 +122,7 @@ def _ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, console: Console) -> None:
-    front = {one.number for one in pareto_trials(trials)}
+    stars = {one.number for one in starred_trials(trials)}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("trial", justify="right", no_wrap=True)
     for key in plan.spaces:
@@ -135,10 +135,10 @@ def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, c
         if one.complete:
             sent = [megabytes_text(round(one.over_seeds(name).mean)) for name in ("up_bytes", "down_bytes")]
             cells = [_mean_std_text(one.over_seeds("accuracy"), 100), *sent]
-        table.add_row(str(one.number), *chosen, *cells, _PARETO_MARK if one.number in front else "")
+        table.add_row(str(one.number), *chosen, *cells, _PARETO_MARK if one.number in stars else "")
     console.print(table, highlight=False)
     seeds = ", ".join(map(str, plan.seeds))
-    lines = [f"\nOn validation samples, seeds {seeds}. {_PARETO_MARK}: no other trial is as accurate and sends less."]
+    lines = [f"\nOn validation samples, seeds {seeds}. {_star_legend(plan)}"]
     lines += [
         f"trial {one.number} has no mean: {_missing_seeds_text(one)}"
         for one in _ranked_trials(trials)
@@ -154,6 +154,12 @@ def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, c
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
+def _star_legend(plan: SweepSpec) -> str:
+    if len(plan.seeds) == 1:
+        return "No trial gets a Pareto star: with one seed a lead cannot be told from noise."
+    return star_legend("trial")
+
+
 def sweep_json(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, folder: str) -> dict[str, Any]:
     best = winning_trial(trials)
     return {
@@ -162,6 +168,7 @@ def sweep_json(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, fo
         "seeds": plan.seeds,
         "trials": [_trial_json(one) for one in trials],
         "pareto": [one.number for one in pareto_trials(trials)],
+        "stars": [one.number for one in starred_trials(trials)],
         "winner": best.number if best else None,
         "final": _trial_json(final) if final else None,
     }

@@ -6,6 +6,8 @@ compression   the baseline's bytes up a round over the method's: all of them (wi
 seed_std      the standard deviation over seeds of a round's accuracy, mean over rounds
 jitter        the standard deviation of the change in accuracy from one evaluation to the next, after `warmup` rounds
 gap           the difference to the baseline, paired by seed, with a 95 % confidence interval from Student's t
+best          the row with the highest mean of its task
+star          more accurate, by more than noise, than another row of its task and than all that send no more bytes
 
 Means and standard deviations (n - 1) are over seeds. A number that a seed does not have, its mean does not have.
 """
@@ -17,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from sparing.core.errors import ConfigError, nearest_name
+from sparing.reports.arrangement import arrange_groups, groups_by_task
 from sparing.reports.run_folders import RunGroup, StoredRun, differing_keys
 from sparing.runs.results import (
     Record,
@@ -32,6 +34,7 @@ _CONFIDENCE = 0.95
 _TOLERANCE_SLACK = 1e-9  # so that 0.90 is within 0.01 of 0.91
 _PAIRED_MEASURES = ("final_accuracy", "personal_accuracy")
 _EVALUATION_SET = "evaluate.set"
+_RANKING = ("final_accuracy", "personal_accuracy")  # the first that every method of a task has
 
 
 class SeedStat(NamedTuple):
@@ -60,13 +63,22 @@ class ComparisonRow(NamedTuple):
     stats: dict[str, SeedStat]
     ratios: dict[str, float]  # to the baseline
     gaps: dict[str, BaselineGap]
+    method: str  # the label without the task
+    task: str
+    baseline: bool = False
+    best: bool = False
+    star: bool = False
 
 
 class Comparison(NamedTuple):
     rows: list[ComparisonRow]
-    baseline: str
+    baseline: str  # the first task's
     target: float | None
     notes: list[str]
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(row.task for row in self.rows))
 
 
 def compare_groups(
@@ -77,24 +89,57 @@ def compare_groups(
     warmup: int = 5,
     incomplete: bool = False,
 ) -> Comparison:
-    """All groups against one of them: the named one, else FedAvg, else the first."""
-    groups, notes = complete_groups(groups, incomplete)
-    base, said = _choose_baseline(groups, baseline)
-    notes += said + _comparison_caveats(groups) + _unreached_target_notes(groups, target)
-    numbers = [[_run_measures(run, target, tolerance, warmup) for run in group.runs] for group in groups]
-    of_base = numbers[groups.index(base)]
-    rows = []
-    for group, mine in zip(groups, numbers, strict=True):
-        stats = {name: seed_stat([one[name] for one in mine]) for name in mine[0]}
-        between = _seed_std([run.table for run in group.runs])
-        stats["seed_std"] = SeedStat(between, math.nan, len(group.runs) if between == between else 0)
-        gaps = (
-            {} if group is base else {name: baseline_gap(group, mine, base, of_base, name) for name in _PAIRED_MEASURES}
-        )
-        seeds, rounds = [run.seed for run in group.runs], len(group.runs[0].table)
-        rows.append(ComparisonRow(group.label, seeds, rounds, stats, {}, {k: v for k, v in gaps.items() if v.seeds}))
-    first = rows[groups.index(base)]
-    return Comparison([row._replace(ratios=_ratios_to_baseline(row, first)) for row in rows], base.label, target, notes)
+    """The groups of each task against one of them: the named one, else FedAvg, else the first."""
+    groups, notes = arrange_groups(groups, baseline, incomplete)
+    notes += _comparison_caveats(groups) + _unreached_target_notes(groups, target)
+    rows: list[ComparisonRow] = []
+    for some in groups_by_task(groups).values():
+        numbers = [[_run_measures(run, target, tolerance, warmup) for run in group.runs] for group in some]
+        made = [_group_row(group, mine, some[0], numbers[0]) for group, mine in zip(some, numbers, strict=True)]
+        made = [row._replace(ratios=_ratios_to_baseline(row, made[0])) for row in made]
+        rows += _marked_rows(made, some, numbers)
+    return Comparison(rows, groups[0].label, target, notes)
+
+
+def _group_row(group: RunGroup, mine: list[dict], base: RunGroup, of_base: list[dict]) -> ComparisonRow:
+    stats = {name: seed_stat([one[name] for one in mine]) for name in mine[0]}
+    between = _seed_std([run.table for run in group.runs])
+    stats["seed_std"] = SeedStat(between, math.nan, len(group.runs) if between == between else 0)
+    found = [] if group is base else _PAIRED_MEASURES
+    gaps = {name: baseline_gap(group, mine, base, of_base, name) for name in found}
+    gaps = {name: gap for name, gap in gaps.items() if gap.seeds}
+    seeds, rounds = [run.seed for run in group.runs], len(group.runs[0].table)
+    method = group.method or group.label
+    return ComparisonRow(group.label, seeds, rounds, stats, {}, gaps, method, group.task, group is base)
+
+
+def ranked_measure(rows: Sequence[ComparisonRow]) -> str | None:
+    """By which the methods of a task are ranked."""
+    return next((name for name in _RANKING if all(row.stats[name].mean == row.stats[name].mean for row in rows)), None)
+
+
+def _marked_rows(rows: list[ComparisonRow], groups: list[RunGroup], numbers: list[list[dict]]) -> list[ComparisonRow]:
+    """The same rows, the best marked, and those with a Pareto star."""
+    name = ranked_measure(rows)
+    if name is None or len(rows) == 1:
+        return rows
+    top = max(row.stats[name].mean for row in rows)
+    leads = {
+        (i, j): accuracy_lead(groups[i], numbers[i], groups[j], numbers[j], name)
+        for i in range(len(rows)) for j in range(len(rows)) if i != j
+    }  # fmt: skip
+
+    def star(i: int) -> bool:
+        beaten = {j for j in range(len(rows)) if j != i and leads[i, j].low > 0}
+        rivals = {j for j in range(len(rows)) if j != i and megabytes_sent(rows[j]) <= megabytes_sent(rows[i])}
+        return bool(beaten) and rivals <= beaten
+
+    return [row._replace(best=row.stats[name].mean == top, star=star(i)) for i, row in enumerate(rows)]
+
+
+def megabytes_sent(row: ComparisonRow) -> float:
+    """Up and down together, mean over seeds."""
+    return row.stats["up_mb"].mean + row.stats["down_mb"].mean
 
 
 def _run_measures(run: StoredRun, target: float | None, tolerance: float, warmup: int) -> dict[str, float]:
@@ -145,15 +190,42 @@ def seed_stat(values: Sequence[float]) -> SeedStat:
 
 def baseline_gap(group: RunGroup, mine: list[dict], base: RunGroup, theirs: list[dict], name: str) -> BaselineGap:
     """Paired by seed, which gives both the same split, first model and cohorts; nothing where the samples differ."""
-    nothing = BaselineGap(math.nan, math.nan, math.nan, 0)
     apart = differing_keys([group.runs[0].settings, base.runs[0].settings])
     if any(key.startswith("task.") or key == _EVALUATION_SET for key in apart):
-        return nothing
+        return mean_difference([])
+    return _gap_over_common_seeds(group, mine, base, theirs, name)
+
+
+def accuracy_lead(one: RunGroup, mine: list[dict], other: RunGroup, theirs: list[dict], name: str) -> BaselineGap:
+    """How much more one has than the other: paired by seed, or, where they share fewer than two, as two samples."""
+    paired = baseline_gap(one, mine, other, theirs, name)
+    if paired.seeds > 1:
+        return paired
+    a, b = (np.array([run[name] for run in runs]) for runs in (mine, theirs))
+    more = float(a.mean() - b.mean())
+    if min(len(a), len(b)) < 2:
+        return BaselineGap(more, math.nan, math.nan, 1)
+    parts = [x.var(ddof=1) / len(x) for x in (a, b)]
+    if not sum(parts):
+        return BaselineGap(more, more, more, min(len(a), len(b)))
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(x) - 1) for part, x in zip(parts, (a, b), strict=True))
+    reach = float(stdtrit(freedom, (1 + _CONFIDENCE) / 2) * math.sqrt(sum(parts)))
+    return BaselineGap(more, more - reach, more + reach, min(len(a), len(b)))
+
+
+def _gap_over_common_seeds(
+    group: RunGroup, mine: list[dict], base: RunGroup, theirs: list[dict], name: str
+) -> BaselineGap:
     have = {run.seed: one[name] for run, one in zip(base.runs, theirs, strict=True)}
     pairs = [(one[name], have[run.seed]) for run, one in zip(group.runs, mine, strict=True) if run.seed in have]
-    more = np.array([a - b for a, b in pairs if a == a and b == b])
+    return mean_difference([a - b for a, b in pairs if a == a and b == b])
+
+
+def mean_difference(differences: Sequence[float]) -> BaselineGap:
+    """Their mean, with a 95 % confidence interval where there are two or more."""
+    more = np.array(differences)
     if not len(more):
-        return nothing
+        return BaselineGap(math.nan, math.nan, math.nan, 0)
     if len(more) == 1:
         return BaselineGap(float(more[0]), math.nan, math.nan, 1)
     reach = float(stdtrit(len(more) - 1, (1 + _CONFIDENCE) / 2) * more.std(ddof=1) / math.sqrt(len(more)))
@@ -177,49 +249,6 @@ def _ratios_to_baseline(row: ComparisonRow, base: ComparisonRow) -> dict[str, fl
         "seed_std_change": more("seed_std"),
         "jitter_change": more("jitter"),
     }
-
-
-def complete_groups(groups: Sequence[RunGroup], incomplete: bool) -> tuple[list[RunGroup], list[str]]:
-    """Groups whose runs have equally many rounds. Others are refused; or, where asked, cut to what all runs have."""
-    out, notes = [], []
-    for group in groups:
-        unfinished = [run for run in group.runs if not run.finished]
-        rounds = [len(run.table) for run in group.runs]
-        if not unfinished and len(set(rounds)) == 1:
-            out.append(group)
-            continue
-        what = ", ".join(f"{run.folder} ({len(run.table)} rounds)" for run in unfinished or group.runs)
-        why = "is not finished" if unfinished else "has runs of different length"
-        if not incomplete:
-            fix = "`sparing resume` goes on with a run" if unfinished else "leave some of them out"
-            raise ConfigError(f"{group.label} {why}: {what}; {fix}, or compare what there is with --allow-incomplete")
-        runs = [run for run in group.runs if run.table]
-        if not runs:
-            notes.append(f"{group.label} {why}: {what}; it is left out")
-            continue
-        least = min(len(run.table) for run in runs)
-        cut = [run._replace(table=run.table[:least], value_bytes=run.value_bytes[:least]) for run in runs]
-        out.append(group._replace(runs=cut))
-        notes.append(f"{group.label} {why}: {what}; figures are after round {least}, over {len(runs)} seeds")
-    if not out:
-        raise ConfigError("none of these runs has a round to compare; let one finish")
-    return out, notes
-
-
-def _choose_baseline(groups: Sequence[RunGroup], wanted: str | None) -> tuple[RunGroup, list[str]]:
-    if wanted is not None:
-        hits = [group for group in groups if wanted in (group.label, group.runs[0].name)]
-        if len(hits) != 1:
-            labels = [group.label for group in groups]
-            found = f"names {len(hits)} of these" if hits else "is none of these"
-            raise ConfigError(f"--baseline {wanted!r} {found}; {nearest_name(wanted, labels)}")
-        return hits[0], []
-    plain = [group for group in groups if group.runs[0].name == "fedavg"]
-    if not plain:
-        return groups[0], [f"no run of fedavg alone is here, so compression and differences are to {groups[0].label}"]
-    return plain[0], [f"there are {len(plain)} of fedavg: differences are to {plain[0].label}"] if len(
-        plain
-    ) > 1 else []
 
 
 def _unreached_target_notes(groups: Sequence[RunGroup], target: float | None) -> list[str]:
@@ -249,12 +278,11 @@ def _comparison_caveats(groups: Sequence[RunGroup]) -> list[str]:
         notes.append(
             f"accuracy and loss{who} are on validation samples, by which settings are chosen, not on test samples"
         )
-    rounds = {group.label: len(group.runs[0].table) for group in groups}
-    if len(set(rounds.values())) > 1:
-        said = "; ".join(f"{label}: {count}" for label, count in rounds.items())
-        notes.append(f"rounds differ ({said}): final figures and megabytes are not of the same round")
     about = [group.runs[0].settings for group in groups]
     other = [key for key in differing_keys(about) if key.split(".")[0] not in ("method", "rounds")]
+    other = [key for key in other if key != "task.fingerprint"]
     if other:
-        notes.append(f"beside the method, these settings differ: {', '.join(other)}")
+        notes.append(f"besides the method, these settings differ: {', '.join(other)}")
+    if len(groups_by_task(groups)) > 1:
+        notes.append("there are several tasks: methods are ranked, and differences taken, within each task only")
     return notes

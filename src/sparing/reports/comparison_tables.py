@@ -14,14 +14,16 @@ from rich.table import Table
 from sparing.reports.comparison import Comparison, ComparisonRow, SeedStat
 
 _CellText = Callable[[ComparisonRow], str]
+_GUTTER = 2  # spaces between two columns of a terminal
 
 
 class TextTable(NamedTuple):
-    """A table of text: the first column is the method. Heads have line breaks where a terminal wants them."""
+    """A table of text: the first columns name a row. Heads have line breaks where a terminal wants them."""
 
     title: str
     head: list[str]
     rows: list[list[str]]
+    names: int = 1  # how many columns name a row
 
     @property
     def line(self) -> list[str]:
@@ -30,26 +32,31 @@ class TextTable(NamedTuple):
 
 def tables_of_comparison(found: Comparison) -> list[TextTable]:
     """What there is to see, in a few tables; a column that nobody has a number for is left out, an empty table too."""
-    base, target = found.baseline, found.target
+    base, target = baseline_word(found), found.target
+    where = f" on {found.tasks[0]}" if found.tasks != [""] and len(found.tasks) == 1 else ""
     accuracy: dict[str, _CellText] = {
         "seeds": lambda row: str(len(row.seeds)),
         "final": _mean_cell("final_accuracy", 100, 2),
-        "best": _mean_cell("best_accuracy", 100, 2),
-        "personal": _mean_cell("personal_accuracy", 100, 2),
+        "": _marks_cell,
+        "best\nround": _mean_cell("best_accuracy", 100, 2),
+        "personalized": _mean_cell("personal_accuracy", 100, 2),
         "worst\ndecile": _mean_cell("worst_decile", 100, 2),
     }
-    against: dict[str, _CellText] = {"final": _gap_cell("final_accuracy"), "personal": _gap_cell("personal_accuracy")}
+    against: dict[str, _CellText] = {
+        "final": _gap_cell("final_accuracy"),
+        "personalized": _gap_cell("personal_accuracy"),
+    }
     cost: dict[str, _CellText] = {
         "rounds": lambda row: str(row.rounds),
-        "MB\nup": _mean_cell("up_mb", 1, 2, spread=False),
-        "MB\ndown": _mean_cell("down_mb", 1, 2, spread=False),
-        f"fewer up than\n{base}, wire": _ratio_cell("compression"),
-        "values\nalone": _ratio_cell("compression_values"),
+        "MB\nup": lambda row: short_megabytes(row.stats["up_mb"].mean),
+        "MB\ndown": lambda row: short_megabytes(row.stats["down_mb"].mean),
+        "wire": _ratio_cell("compression"),
+        "values\nonly": _ratio_cell("compression_values"),
     }
     until: dict[str, _CellText] = {
         "rounds": _reached_cell("rounds_to_target", 1),
         "MB up and down": _reached_cell("mb_to_target", 2),
-        "seconds of the virtual clock": _mean_cell("seconds_to_target", 1, 1),
+        "simulated seconds": _mean_cell("seconds_to_target", 1, 1),
     }
     course: dict[str, _CellText] = {
         "loss": _mean_cell("final_loss", 1, 3),
@@ -59,23 +66,58 @@ def tables_of_comparison(found: Comparison) -> list[TextTable]:
         "std round\nto round": _unrest_cell("jitter"),
     }
     several = any(g.low == g.low for row in found.rows for g in row.gaps.values())
-    interval = " [95 % confidence]" if several else ""
+    interval = " [95 % confidence interval]" if several else ""
     parts = {
-        "Accuracy, %": accuracy,
-        f"Accuracy less {base}'s, points{interval}": against,
-        "Cost": cost,
-        f"Until {100 * (target or 0):g} % accuracy": until,
-        f"Course; std in points of accuracy (against {base}'s)": course,
+        f"Accuracy{where} (%)": accuracy,
+        f"Accuracy difference vs {base} (percentage points){interval}": against,
+        f"Bytes sent, and upload compression vs {base} (wire / values only)": cost,
+        f"Cost to reach {100 * (target or 0):g} % accuracy": until,
+        f"Convergence and stability; std in percentage points (change vs {base})": course,
     }
-    made = [_build_table(title, cells, found.rows) for title, cells in parts.items()]
-    return [one for one in made if len(one.head) > 1]
+    made = [_build_table(title, cells, found) for title, cells in parts.items()]
+    return [one for one in made if len(one.head) > one.names]
 
 
-def _build_table(title: str, cells: dict[str, _CellText], rows: list[ComparisonRow]) -> TextTable:
-    columns = {head: [cell(row) for row in rows] for head, cell in cells.items()}
-    columns = {head: texts for head, texts in columns.items() if set(texts) != {"-"}}
-    lines = [[row.label, *(texts[i] for texts in columns.values())] for i, row in enumerate(rows)]
-    return TextTable(title, ["method", *columns], lines)
+def baseline_word(found: Comparison) -> str:
+    """The baseline's name; where tasks have different ones, that it is the task's own."""
+    names = {row.method for row in found.rows if row.baseline}
+    return names.pop() if len(names) == 1 else "each task's baseline"
+
+
+def mark_legend(found: Comparison) -> str:
+    """What the marks beside the accuracies mean; nothing where there are none."""
+    if not any(row.best for row in found.rows):
+        return ""
+    if all(len(row.seeds) == 1 for row in found.rows):
+        return "best: the highest accuracy. No method gets a star: with one seed a lead cannot be told from noise."
+    return f"best: the highest mean accuracy. {star_legend('method')}"
+
+
+def star_legend(what: str) -> str:
+    """What a Pareto star says of a method or a trial."""
+    rivals = f"another {what} and every one that sends no more bytes"
+    return f"* (Pareto): more accurate than {rivals}, by more than noise (95 % interval over seeds)."
+
+
+def _build_table(title: str, cells: dict[str, _CellText], found: Comparison) -> TextTable:
+    columns = {head: [cell(row) for row in found.rows] for head, cell in cells.items()}
+    columns = {head: texts for head, texts in columns.items() if set(texts) - {"-", ""}}
+    several = len(found.tasks) > 1
+    names = [[row.method, row.task] if several else [row.method] for row in found.rows]
+    lines = [[*names[i], *(texts[i] for texts in columns.values())] for i in range(len(names))]
+    return TextTable(title, ["method", "task"][: 1 + several] + list(columns), lines, 1 + several)
+
+
+def _marks_cell(row: ComparisonRow) -> str:
+    return " ".join(word for word, holds in (("baseline", row.baseline), ("best", row.best), ("*", row.star)) if holds)
+
+
+def short_megabytes(size: float) -> str:
+    """
+    >>> [short_megabytes(size) for size in (1234.5, 12.345, 0.77123, 0.000123, 0.0)]
+    ['1,234', '12.35', '0.771', '0.000123', '0']
+    """
+    return f"{size:,.0f}" if size >= 1000 else f"{size:.2f}" if size >= 1 else f"{size:.3g}"
 
 
 def _mean_cell(name: str, scale: float, digits: int, spread: bool = True) -> _CellText:
@@ -125,48 +167,71 @@ def _ratio_cell(name: str) -> _CellText:
 
 
 def print_comparison(found: Comparison, console: Console) -> None:
-    for one in tables_of_comparison(found):
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-        for i, head in enumerate(one.head):
-            table.add_column(escape(head), justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-        for row in one.rows:
-            table.add_row(*map(escape, row))
-        console.print(f"[bold]{escape(one.title)}[/]", highlight=False)
-        console.print(table, highlight=False)
+    """No name breaks, and no line of a table is wider than the terminal: a table that is becomes several."""
+    tables = tables_of_comparison(found)
+    if any(_names_are_too_long(one, console.width) for one in tables):
+        for i, row in enumerate(found.rows):
+            console.print(f"{i + 1}: {row.label}", highlight=False, markup=False, soft_wrap=True)
         console.print()
+        tables = [_with_numbers_for_names(one) for one in tables]
+    for i, one in enumerate(tables):
+        for k, part in enumerate(_tables_that_fit(one, console.width)):
+            console.print(f"[bold]{escape(one.title)}{', continued' * (k > 0)}[/]", highlight=False)
+            console.print(_rich_table(part), highlight=False)
+            console.print()
+        if i == 0 and (legend := mark_legend(found)):
+            console.print(f"{legend}\n", highlight=False, markup=False)
     for note in found.notes:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _rich_table(one: TextTable) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for i, head in enumerate(one.head):
+        table.add_column(escape(head), justify="left" if i < one.names or not head else "right", no_wrap=True)
+    for row in one.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _column_widths(one: TextTable) -> list[int]:
+    cells = [[*head.split("\n"), *(row[i] for row in one.rows)] for i, head in enumerate(one.head)]
+    return [max(map(len, column)) + _GUTTER for column in cells]
+
+
+def _tables_that_fit(one: TextTable, width: int) -> list[TextTable]:
+    """The columns in as few tables as there is room for, the names in each of them."""
+    widths = _column_widths(one)
+    own = sum(widths[: one.names])
+    parts: list[list[int]] = [[]]
+    for i in range(one.names, len(widths)):
+        if parts[-1] and own + sum(widths[j] for j in (*parts[-1], i)) - _GUTTER + 1 > width:
+            parts.append([])
+        parts[-1].append(i)
+    kept = [[*range(one.names), *part] for part in parts]
+    return [one._replace(head=[one.head[i] for i in part], rows=[[row[i] for i in part] for row in one.rows])
+            for part in kept]  # fmt: skip
+
+
+def _names_are_too_long(one: TextTable, width: int) -> bool:
+    """To leave room for any column."""
+    widths = _column_widths(one)
+    return sum(widths[: one.names]) + max(widths[one.names :]) > width
+
+
+def _with_numbers_for_names(one: TextTable) -> TextTable:
+    rows = [[str(i + 1), *row[one.names :]] for i, row in enumerate(one.rows)]
+    return TextTable(one.title, ["method", *one.head[one.names :]], rows)
 
 
 def comparison_markdown(found: Comparison) -> str:
     lines = []
     for one in tables_of_comparison(found):
         lines += [f"**{one.title}**", "", "| " + " | ".join(one.line) + " |"]
-        lines += ["|---" + "|--:" * (len(one.head) - 1) + "|"]
+        lines += ["|---" * one.names + "|--:" * (len(one.head) - one.names) + "|"]
         lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in one.rows] + [""]
-    return "\n".join(lines + [f"- {note}" for note in found.notes]).rstrip() + "\n"
-
-
-_LATEX_SPECIALS = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX_SPECIALS |= {char: f"\\{char}" for char in "&%$#_{}"}
-
-
-def comparison_latex(found: Comparison) -> str:
-    """Tables for the booktabs package."""
-    lines = []
-    for one in tables_of_comparison(found):
-        lines += [f"% {one.title}", f"\\begin{{tabular}}{{l{'r' * (len(one.head) - 1)}}}", "\\toprule"]
-        rows = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (one.line, *one.rows)]
-        lines += [rows[0], "\\midrule", *rows[1:], "\\bottomrule", "\\end{tabular}", ""]
-    return "\n".join(lines + [f"% {note}" for note in found.notes]).rstrip() + "\n"
-
-
-def _escape_latex(text: str) -> str:
-    """
-    >>> _escape_latex("a_b 5 %")
-    'a\\\\_b 5 \\\\%'
-    """
-    return "".join(_LATEX_SPECIALS.get(char, char) for char in text)
+    legend = [mark_legend(found)] if mark_legend(found) else []
+    return "\n".join(lines + [f"- {note}" for note in (*legend, *found.notes)]).rstrip() + "\n"
 
 
 def comparison_csv(found: Comparison) -> str:
@@ -180,7 +245,7 @@ def comparison_csv(found: Comparison) -> str:
 
 
 def _flat_row(row: ComparisonRow) -> dict[str, Any]:
-    out: dict[str, Any] = {"method": row.label, "seeds": len(row.seeds), "rounds": row.rounds}
+    out: dict[str, Any] = {"method": row.method, "task": row.task, "seeds": len(row.seeds), "rounds": row.rounds}
     for name, s in row.stats.items():
         out |= {name: s.mean, f"{name}_std": s.std} if name != "seed_std" else {name: s.mean}
     out |= row.ratios

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from sparing.reports.comparison_tables import TextTable
 
 _MOST_POINTS = 200  # points of a line that are drawn
+_FEW = 6  # series: points with names beside them, and bands of full strength
 
 
 class Series(NamedTuple):
@@ -53,6 +54,25 @@ class Figure(NamedTuple):
     read: str
     plots: list[Plot]
     tables: list[TextTable]  # a heat map's own table has its place in the list of plots
+
+
+def has_legend(plot: Plot) -> bool:
+    """Rows of dots and maps name their rows themselves, and so do a few points."""
+    return has_many(plot) if plot.kind == "points" else plot.kind in ("lines", "bars") and len(plot.series) > 1
+
+
+def has_many(plot: Plot) -> bool:
+    return len(plot.series) > _FEW
+
+
+def one_legend(plots: Sequence[Plot]) -> Plot | None:
+    """A plot whose legend serves all of these; None where they show different series."""
+    widest = max(plots, key=lambda plot: len(plot.series), default=None)
+    if widest is None:
+        return None
+    known = {(one.name, one.tint) for one in widest.series}
+    inside = (plot.kind == widest.kind and {(one.name, one.tint) for one in plot.series} <= known for plot in plots)
+    return widest if all(inside) else None
 
 
 def thinned_places(count: int) -> list[int]:

@@ -13,11 +13,14 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from sparing.reports.figure import Figure, Plot, Series, short_number
+from sparing.reports.figure import Figure, Plot, Series, has_many, one_legend, short_number
 from sparing.reports.split_picture import _PALE_COLOUR, INK_COLOUR, RULE_COLOUR, ink_colormap
 from sparing.reports.svg import dash_index as turn
 
-_SERIES_COLOURS = ("#0067a5", "#c44900", "#00795a", "#a83e81", "#8a6100", "#7a0c1e", "#4d4d4d", "#6a3d9a")
+_SERIES_COLOURS = (
+    "#0067a5", "#c44900", "#00795a", "#a83e81", "#8a6100", "#7a0c1e",
+    "#4d4d4d", "#6a3d9a", "#0a93ab", "#ec3a78", "#5f7d00", "#0d1b66",
+)  # fmt: skip
 _SERIES_DASHES = (
     "-",
     (0, (6, 2)),
@@ -27,11 +30,16 @@ _SERIES_DASHES = (
     (0, (1.5, 1.5)),
     (0, (9, 2)),
     (0, (4, 1.5, 1, 1.5)),
+    (0, (8, 2, 3.5, 2)),
+    (0, (2, 2.5)),
+    (0, (10, 2, 1.5, 2, 1.5, 2)),
+    (0, (5, 1.5, 0.7, 1.5)),
 )
-_SERIES_MARKERS = "osD^vPX*"
+_SERIES_MARKERS = "osD^vPXd<>hp"
 _SIGNED_COLORMAP = LinearSegmentedColormap.from_list(
     "signed", ["#7d3200", "#d99058", "#f4f4f4", "#69a2cd", "#0c3f74"]
 ).with_extremes(bad="white")
+_HANDLE_LENGTH = 3.6  # of a line in a legend: room for its dashes
 FIGURE_FORMATS = ("png", "svg", "pdf")
 _MATPLOTLIB_STYLE = {"svg.hashsalt": "sparing", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
 
@@ -62,12 +70,14 @@ def _draw_figure(figure: Figure) -> Canvas:
     wide = 3.4 if columns > 2 else 5.2
     tall = max(_plot_height(plot, wide) for plot in figure.plots)
     canvas = Canvas(figsize=(wide * columns, tall * rows), layout="constrained", facecolor="white")
+    told = [plot for plot in figure.plots if plot.kind in ("lines", "points", "bars") and len(plot.series) > 1]
+    shared = one_legend(told) if len(told) > 1 else None
     for i, plot in enumerate(figure.plots):
         ax = canvas.add_subplot(rows, columns, cells[i][0] * columns + cells[i][1] + 1)
         {"lines": _draw_lines, "points": _draw_points, "bars": _draw_bars, "strips": _draw_strips, "heat": _draw_heat}[
             plot.kind
         ](ax, plot)
-        if plot.kind in ("lines", "points", "bars"):
+        if shared is None and plot in told:
             _draw_legend(ax, plot, wide)
         ax.set_title(fill(plot.title, int(9 * wide)), size=9.5, color=INK_COLOUR, loc="left")
         ax.set_xlabel(plot.x, color=INK_COLOUR)
@@ -75,6 +85,17 @@ def _draw_figure(figure: Figure) -> Canvas:
         ax.tick_params(color=RULE_COLOUR, labelcolor=_PALE_COLOUR, labelsize=8)
         ax.spines[["top", "right"]].set_visible(False)
         ax.spines[["left", "bottom"]].set_color(RULE_COLOUR)
+    if shared is not None:
+        with_keys = canvas.axes[figure.plots.index(shared)]
+        canvas.legend(
+            *with_keys.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=_legend_columns(shared, wide * columns, 4),
+            frameon=False,
+            fontsize=7.5,
+            labelcolor=INK_COLOUR,
+            handlelength=_HANDLE_LENGTH,
+        )
     canvas.suptitle(
         fill(figure.title, int(10 * wide * columns)), size=11.5, weight="bold", color=INK_COLOUR, x=0.01, ha="left"
     )
@@ -101,12 +122,15 @@ def _draw_lines(ax: Axes, plot: Plot) -> None:
         ax.plot(one.x, one.y, linestyle=dash, linewidth=1.6, label=one.name, **_series_colour(one))
         if one.spread:
             y, s = np.array(one.y), np.array(one.spread)
-            ax.fill_between(one.x, y - s, y + s, alpha=0.13, linewidth=0, **_series_colour(one))
+            ax.fill_between(
+                one.x, y - s, y + s, alpha=0.06 if has_many(plot) else 0.13, linewidth=0, **_series_colour(one)
+            )
     if plot.log:
         _scale_in_decades(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=plot.x == "round"))
     ax.grid(axis="y", color="#e4e8ec", linewidth=0.6)
+    ax.set_axisbelow(True)
 
 
 def _draw_points(ax: Axes, plot: Plot) -> None:
@@ -130,17 +154,16 @@ def _plot_height(plot: Plot, wide: float) -> float:
     return max(3.2, 0.28 * rows) + 0.17 * max(0, -(-len(plot.series) // _legend_columns(plot, wide)) - 3)
 
 
-def _legend_columns(plot: Plot, wide: float) -> int:
+def _legend_columns(plot: Plot, wide: float, most: int = 3) -> int:
     """As many as there is room for, by the longest name."""
     longest = max(len(one.name) for one in plot.series)
-    return max(1, min(3 if len(plot.series) > 4 else 2, int(16 * wide / (longest + 6))))
+    return max(1, min(most if len(plot.series) > 4 else 2, int(16 * wide / (longest + 6))))
 
 
 def _draw_legend(ax: Axes, plot: Plot, wide: float) -> None:
     """Below the plot, where it hides nothing."""
-    if len(plot.series) > 1:
-        where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": _legend_columns(plot, wide)}
-        ax.legend(frameon=False, fontsize=7.5, labelcolor=INK_COLOUR, **where)
+    where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2), "ncols": _legend_columns(plot, wide)}
+    ax.legend(frameon=False, fontsize=7.5, labelcolor=INK_COLOUR, handlelength=_HANDLE_LENGTH, **where)
 
 
 def _scale_in_decades(ax: Axes) -> None:

@@ -10,19 +10,21 @@ from markupsafe import Markup
 
 import sparing
 from sparing.reports import inside_figures, method_figures, snapshot_figures
+from sparing.reports.arrangement import groups_by_task
 from sparing.reports.comparison import Comparison
-from sparing.reports.comparison_tables import TextTable, tables_of_comparison
-from sparing.reports.figure import Figure, Plot, Series, counted_word
-from sparing.reports.report_runs import GroupContents, missing_file_notes, read_groups
+from sparing.reports.comparison_tables import TextTable, mark_legend, tables_of_comparison
+from sparing.reports.figure import Figure, Plot, Series, counted_word, has_legend, one_legend
+from sparing.reports.headline import headlines
+from sparing.reports.report_runs import missing_file_notes, read_groups
 from sparing.reports.run_folders import RunGroup, differing_keys
 from sparing.reports.run_folders import setting_text as worded
-from sparing.reports.svg import draw_svg, tint_classes
+from sparing.reports.svg import draw_svg, mark_shape, tint_classes
 
 _FIGURES = (
-    ("Accuracy by round", method_figures.accuracy_by_round),
+    ("Accuracy against bytes", method_figures.pareto_figure),
     ("By megabytes", method_figures.accuracy_by_bytes),
+    ("Accuracy by round", method_figures.accuracy_by_round),
     ("By time", method_figures.accuracy_by_clock),
-    ("Pareto front", method_figures.pareto_figure),
     ("Clients", method_figures.accuracy_by_client),
     ("Stability", method_figures.stability_figure),
     ("Bytes", method_figures.bytes_figure),
@@ -40,16 +42,37 @@ _FIGURES = (
 
 
 def report_figures(groups: Sequence[RunGroup]) -> list[tuple[str, Figure]]:
-    """Those that these runs have data for, each with a word for a list of them."""
-    seen: list[GroupContents] = read_groups(list(groups))
-    made = [(word, make(seen)) for word, make in _FIGURES]
+    """Those that these runs have data for, each with a word for a list of them; every task has plots of its own."""
+    methods = _method_names(groups)
+    tasks = {}
+    for task, some in groups_by_task(groups).items():
+        seen = read_groups([group._replace(label=group.method or group.label) for group in some])
+        tasks[task] = [one._replace(tint=methods.index(one.label)) for one in seen]
+    made = [(word, _figure_of_tasks({task: make(seen) for task, seen in tasks.items()})) for word, make in _FIGURES]
     return [(word, figure) for word, figure in made if figure is not None]
 
 
+def _figure_of_tasks(made: dict[str, Figure | None]) -> Figure | None:
+    """The same figure of several tasks as one, the task's name before each plot's title."""
+    found = {task: figure for task, figure in made.items() if figure is not None}
+    if not found or len(made) == 1:
+        return next(iter(found.values()), None)
+    plots, tables = [], []
+    for task, figure in found.items():
+        plots += [plot._replace(title=f"{task}: {plot.title}".rstrip(": ")) for plot in figure.plots]
+        tables += [table._replace(title=f"{task}: {table.title}") for table in figure.tables]
+    first = next(iter(found.values()))
+    told = [f"{task}: {said}" for task, figure in found.items() if (said := figure.title.partition(": ")[2])]
+    title = "; ".join([first.title.partition(": ")[0], *told])
+    return Figure(first.key, title, first.read, plots, tables)
+
+
 def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tuple[str, Figure]]) -> str:
+    """The first figure and the answer open the page, then the tables, then the other figures."""
     here = files("sparing.reports")
     css, js, text = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
     runs = [run for group in groups for run in group.runs]
+    figures = [_figure_context(word, figure) for word, figure in made]
     return (
         Environment(autoescape=True)
         .from_string(text)
@@ -59,9 +82,12 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
             caution=_validation_caution(groups),
             css=Markup(css),
             js=Markup(js),
+            answers=headlines(found),
             sheets=tables_of_comparison(found),
+            marks=mark_legend(found),
             notes=[*found.notes, *missing_file_notes(runs)],
-            figures=[_figure_context(word, figure) for word, figure in made],
+            opening=figures[:1],
+            figures=figures[1:],
             settings=_settings_table(groups),
             version=sparing.__version__,
             runs=counted_word(len(runs), "run folder"),
@@ -70,16 +96,21 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
 
 
 def _report_title(groups: Sequence[RunGroup]) -> str:
-    data = dict.fromkeys(worded(group.runs[0].settings["task.data"]) for group in groups)
-    what = groups[0].label if len(groups) == 1 else f"{len(groups)} methods"
-    return f"{what} on {', '.join(data)}"
+    tasks = list(dict.fromkeys(group.task or group.runs[0].data for group in groups))
+    methods = _method_names(groups)
+    what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
+    return f"{what} on {', '.join(tasks)}"
+
+
+def _method_names(groups: Sequence[RunGroup]) -> list[str]:
+    return list(dict.fromkeys(group.method or group.label for group in groups))
 
 
 def _report_subtitle(groups: Sequence[RunGroup]) -> str:
     rounds = list(dict.fromkeys(len(group.runs[0].table) for group in groups))
     seeds = list(dict.fromkeys(len(group.runs) for group in groups))
     each = " each" if len(groups) > 1 else ""
-    said = ", ".join(group.label for group in groups)
+    said = ", ".join(_method_names(groups))
     return f"{_either_count(rounds, 'round')}, {_either_count(seeds, 'seed')}{each}: {said}."
 
 
@@ -114,37 +145,49 @@ def _settings_table(groups: Sequence[RunGroup]) -> TextTable:
 
 
 def _figure_context(word: str, figure: Figure) -> dict[str, Any]:
-    """What the template needs of a figure."""
+    """What the template needs of a figure. Plots with the same series have one legend, the first one's."""
     ids = [f"{figure.key}-{i}" for i in range(len(figure.tables))]
     maps = any(plot.kind == "heat" for plot in figure.plots)
-    plots = [_plot_context(figure, plot, ids[min(i, len(ids) - 1)]) for i, plot in enumerate(figure.plots)]
+    shared = one_legend([plot for plot in figure.plots if has_legend(plot)])
+    plots = [
+        _plot_context(figure, plot, ids[min(i, len(ids) - 1)], legend=not shared) for i, plot in enumerate(figure.plots)
+    ]
     tables = list(zip(ids, figure.tables, strict=True))
     return {"nav": word, "key": figure.key, "title": figure.title, "read": figure.read} | {
         "maps": maps,
+        "legend": _legend_context(shared) if shared else [],
         "plots": plots,
         "tables": tables,
     }
 
 
-def _plot_context(figure: Figure, plot: Plot, table: str) -> dict[str, Any]:
+def _plot_context(figure: Figure, plot: Plot, table: str, legend: bool) -> dict[str, Any]:
     picture = draw_svg(plot)
-    legend = plot.series if plot.kind in ("lines", "bars") and len(plot.series) > 1 else []
     axes = " by ".join(dict.fromkeys(word for word in (plot.y, plot.x) if word))
-    data = json.dumps({"mode": picture.mode, "stops": picture.stops}).replace("<", "\\u003c")
+    names = [one.name for one in plot.series]
+    data = json.dumps({"mode": picture.mode, "stops": picture.stops, "names": names}).replace("<", "\\u003c")
     return {
         "title": plot.title,
         "table": table,
         "wide": plot.kind != "heat",
         "fresh": plot.fresh,
-        "legend": [(one.name, tint_classes(one.tint), _legend_chip(plot, one)) for one in legend],
+        "legend": _legend_context(plot) if legend and has_legend(plot) else [],
         "label": f"{plot.title or figure.title}: {axes}. Arrow keys read the values.",
         "svg": Markup(picture.svg),
         "stops": Markup(data),
     }
 
 
+def _legend_context(plot: Plot) -> list[tuple[str, str, Markup]]:
+    return [(one.name, tint_classes(one.tint), _legend_chip(plot, one)) for one in plot.series]
+
+
 def _legend_chip(plot: Plot, one: Series) -> Markup:
     """What a legend shows of a line, or of a part of bars."""
-    line = f'<path class="line{" dashed" if one.hollow else ""}" d="M0 5h30"/>'
-    wide, body = (10, '<path class="block" d="M0 0h10v10H0z"/>') if plot.kind == "bars" else (30, line)
+    if plot.kind == "points":
+        wide, body = 14, f'<path class="point" transform="translate(7 5) scale(.8)" d="{mark_shape(one.tint)}"/>'
+    elif plot.kind == "bars":
+        wide, body = 10, '<path class="block" d="M0 0h10v10H0z"/>'
+    else:
+        wide, body = 30, f'<path class="line{" dashed" if one.hollow else ""}" d="M0 5h30"/>'
     return Markup(f'<svg class="chip" viewBox="0 0 {wide} 10" aria-hidden="true">{body}</svg>')

@@ -16,14 +16,22 @@ def coverage_figure(groups: Sequence[GroupContents]) -> Figure | None:
     if not found:
         return None
     plots = [Plot("lines", "round", "share of the parameters (%)", series=found)]
-    tables = [rounds_table("Share of the parameters (%) that somebody sent", found)]
+    tables = [rounds_table("Share of the parameters (%) that at least one client sent", found)]
     if apart := mean_lines(groups, "stale_divergence"):
-        plots.append(Plot("lines", "round", "variance between clients", "how far apart clients start", apart))
+        plots.append(
+            Plot(
+                "lines",
+                "round",
+                "variance between clients",
+                "how far the clients' models are apart at the start of a round",
+                apart,
+            )
+        )
         tables.append(rounds_table("Variance between the clients' copies at the start of a round", apart))
     return Figure(
         "coverage",
-        "Masks: how much of the model a round reaches",
-        "Below 100 %, some parameters got no update in that round from anybody.",
+        "Masks: share of the model that a round updates",
+        "Below 100 %, some parameters received no update from any client in that round.",
         plots,
         tables,
     )
@@ -35,7 +43,7 @@ def shrinkage_figure(groups: Sequence[GroupContents]) -> Figure | None:
         "c/",
         "shrinkage",
         "Stein shrinkage: how much of each layer's update is kept",
-        "At 1 the mean update is taken as it is; nearer 0 it is taken for noise and held back.",
+        "At 1 the mean update is applied in full; near 0 it is treated as noise and shrunk.",
         "coefficient",
     )
 
@@ -46,7 +54,7 @@ def pruned_figure(groups: Sequence[GroupContents]) -> Figure | None:
         "pruned_share/",
         "pruned",
         "FedSCR: how much of each layer is not sent",
-        "Higher sends less; what is left out stays in the client's memory for a later round.",
+        "Higher means fewer bytes; what is not sent stays in the client's memory for a later round.",
         "share not sent (%)",
         100,
     )
@@ -57,8 +65,8 @@ def approximation_figure(groups: Sequence[GroupContents]) -> Figure | None:
         groups,
         "approximation/",
         "approximation",
-        "Low rank: what the smallest models cannot say of each layer",
-        "The relative distance of each layer from its best low-rank version; 0 loses nothing.",
+        "Low rank: approximation error of the smallest models, by layer",
+        "Relative distance of each layer from its best low-rank approximation; 0 means no loss.",
         "relative error",
     )
 
@@ -69,7 +77,9 @@ def thresholds_figure(groups: Sequence[GroupContents]) -> Figure | None:
         return [one._replace(name=said, tint=i) for i, (name, said) in enumerate(names.items())
                 for one in mean_lines([group], name)]  # fmt: skip
 
-    read = "Each client's threshold follows how much it differs; a lower one sends more."
+    read = (
+        "Each client's threshold adapts to how much its update differs from the others'; a lower threshold sends more."
+    )
     return _figure_per_group(groups, lines, "thresholds", "FedSCR: thresholds that adapt", read, "threshold")
 
 
@@ -77,10 +87,11 @@ def epsilon_figure(groups: Sequence[GroupContents]) -> Figure | None:
     found = mean_lines(groups, "epsilon")
     if not found:
         return None
+    holds = [said for group in groups if (said := _holds_for(group))]
     return Figure(
         "epsilon",
         "Privacy spent",
-        f"Epsilon only grows; a smaller one promises more. {' '.join(_holds_for(group) for group in groups)}".strip(),
+        " ".join(["Epsilon only grows over rounds; smaller means stronger privacy.", *holds]).strip(),
         [Plot("lines", "round", "epsilon so far", series=found)],
         [rounds_table("Epsilon", found)],
     )

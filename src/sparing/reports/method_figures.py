@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparing.reports.comparison import BaselineGap, accuracy_jitter, baseline_gap
+from sparing.reports.comparison import BaselineGap, accuracy_jitter, accuracy_lead
 from sparing.reports.comparison_tables import TextTable
 from sparing.reports.figure import Figure, Plot, Series, short_number, thinned_places
 from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
@@ -12,10 +12,11 @@ from sparing.reports.run_folders import RunGroup
 from sparing.runs.files.ledger import BYTE_KINDS
 from sparing.runs.results import latest_value
 
-_ACCURACIES = {"accuracy": "the global model", "personal_accuracy": "clients' own models, mean over clients"}
+_ACCURACIES = {"accuracy": "global model", "personal_accuracy": "personalized models, mean over clients"}
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BAND_NOTE = "A band is one standard deviation over seeds, each way."
-_BEYOND_CHANCE = "by more than chance explains (the 95 % interval of the difference, paired by seed)"
+_SENT_AXIS = "MB sent, up and down (log scale)"
+_BEYOND_NOISE = "by more than noise (95 % interval of the difference over seeds)"
 
 
 def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
@@ -25,7 +26,7 @@ def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
         if found:
             said = said or _leader_sentence(groups, column)
             plots.append(Plot("lines", "round", "accuracy (%)", whose, found))
-            tables.append(rounds_table(f"Accuracy (%) of {whose}", found))
+            tables.append(rounds_table(f"Accuracy (%), {whose}", found))
     if not plots:
         return None
     return Figure(
@@ -33,7 +34,7 @@ def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
         f"Accuracy by round: {said}",
         f"Higher is better, and further left is sooner. {_BAND_NOTE}"
         + (
-            f" A winner is named only if it leads every other method {_BEYOND_CHANCE}."
+            f" A best method is named only if it leads every other one {_BEYOND_NOISE}."
             if len(plots[0].series) > 1
             else ""
         ),
@@ -47,19 +48,19 @@ def accuracy_by_bytes(groups: Sequence[GroupContents]) -> Figure | None:
     for column, whose in _ACCURACIES.items():
         found = [one._replace(x=_sent_until(group, one.x)) for group, one in _groups_with_lines(groups, column)]
         if found:
-            plots.append(Plot("lines", "MB sent, up and down together (log scale)", "accuracy (%)", whose, found, True))
+            plots.append(Plot("lines", _SENT_AXIS, "accuracy (%)", whose, found, True))
             rows = [
                 [one.name, f"{x:.4g}", said]
                 for one in found
                 for x, said in zip(one.x, _mean_std_texts(one), strict=True)
             ]
-            tables.append(TextTable(f"Accuracy (%) of {whose}", ["method", "MB", "accuracy"], rows))
+            tables.append(TextTable(f"Accuracy (%), {whose}", ["method", "MB", "accuracy"], rows))
     if not plots:
         return None
     return Figure(
         "accuracy-by-megabytes",
-        "Accuracy for what was sent",
-        f"A line further left reaches the same accuracy with fewer bytes; ten times fewer is one decade. {_BAND_NOTE}",
+        "Accuracy by megabytes sent",
+        f"A line further left reaches the same accuracy with fewer bytes. {_BAND_NOTE}",
         plots,
         tables,
     )
@@ -73,9 +74,9 @@ def accuracy_by_clock(groups: Sequence[GroupContents]) -> Figure | None:
     rows = [[one.name, f"{x:.4g}", said] for one in found for x, said in zip(one.x, _mean_std_texts(one), strict=True)]
     return Figure(
         "accuracy-by-time",
-        "Accuracy by the clients' clock",
-        f"Seconds of the simulated devices and links, not of the machine that simulated them. {_BAND_NOTE}",
-        [Plot("lines", "seconds of the virtual clock", "accuracy (%)", series=found)],
+        "Accuracy by simulated time",
+        f"Seconds on the simulated devices and links, not on the machine that simulated them. {_BAND_NOTE}",
+        [Plot("lines", "simulated seconds", "accuracy (%)", series=found)],
         [TextTable("Accuracy (%) by time", ["method", "seconds", "accuracy"], rows)],
     )
 
@@ -89,26 +90,36 @@ def pareto_figure(groups: Sequence[GroupContents]) -> Figure | None:
         beaten = [[other for other, two in pairs if _dominates(two, one)] for _, one in pairs]
         clearly = [any(_is_clearly_better(_paired_gap(other, group, column)) for other in others)
                    for (group, _), others in zip(pairs, beaten, strict=True)]  # fmt: skip
+        stars = [_has_star(group, one, pairs, column) for group, one in pairs]
         ends = [one._replace(hollow=hollow) for (_, one), hollow in zip(pairs, clearly, strict=True)]
         front = sorted((one.x[0], one.y[0]) for one, others in zip(ends, beaten, strict=True) if not others)
-        places = ["beaten" if one.hollow else "seeds cannot tell" if others else "yes"
-                  for one, others in zip(ends, beaten, strict=True)]  # fmt: skip
-        plots.append(Plot("points", "MB sent (log scale)", "accuracy (%)", whose, ends, True, front=front))
+        places = ["beaten" if one.hollow else "within noise" if others else "yes *" if star else "yes, by the mean"
+                  for one, others, star in zip(ends, beaten, stars, strict=True)]  # fmt: skip
+        plots.append(Plot("points", _SENT_AXIS, "accuracy (%)", whose, ends, True, front=front))
         rows = [
             [one.name, f"{one.x[0]:.4g}", _mean_std_texts(one)[0], word] for one, word in zip(ends, places, strict=True)
         ]
-        tables.append(TextTable(f"The end of the run, {whose}", ["method", "MB", "accuracy (%)", "on the front"], rows))
+        tables.append(
+            TextTable(f"After the last round, {whose}", ["method", "MB", "accuracy (%)", "Pareto front"], rows)
+        )
     if not plots:
         return None
+    alone = all(len(group.seen) == 1 for group in groups)
     return Figure(
         "pareto-front",
-        "Accuracy against cost",
-        "The line joins the methods for which no other costs as little and is as accurate on average. Hollow points "
-        f"are beaten: another costs no more and is more accurate {_BEYOND_CHANCE}. "
-        "Of a full point off the line these seeds cannot tell.",
+        "Accuracy against bytes sent",
+        "Up and to the left is better; whiskers are one standard deviation over seeds. The dashed line is the Pareto "
+        "front of the means. A hollow point is beaten: another method sends no more and is more accurate "
+        f"{_BEYOND_NOISE}." + (" With one seed, a lead cannot be told from noise." if alone else ""),
         plots,
         tables,
     )
+
+
+def _has_star(group: GroupContents, one: Series, pairs: Sequence[tuple[GroupContents, Series]], column: str) -> bool:
+    """Whether it is more accurate, by more than noise, than another and than all that send no more."""
+    others = [(two.x[0], _paired_gap(group, other, column).low > 0) for other, two in pairs if other is not group]
+    return any(beaten for _, beaten in others) and all(beaten for sent, beaten in others if sent <= one.x[0])
 
 
 def _dominates(one: Series, other: Series) -> bool:
@@ -127,20 +138,20 @@ def _is_clearly_better(more: BaselineGap) -> bool:
 
 
 def _paired_gap(one: GroupContents, other: GroupContents, column: str) -> BaselineGap:
-    """How much more accurate one ends, paired by seed."""
+    """How much more accurate one ends, paired by seed where they share seeds."""
 
     def ends(group: GroupContents) -> tuple[RunGroup, list[dict]]:
         runs = [seen.run for seen in group.seen]
         return RunGroup(group.label, runs), [{column: latest_value(run.table, column)} for run in runs]
 
-    return baseline_gap(*ends(one), *ends(other), column)
+    return accuracy_lead(*ends(one), *ends(other), column)
 
 
 def accuracy_by_client(groups: Sequence[GroupContents]) -> Figure | None:
     plots, tables = [], []
     held = {group.seen[0].run.settings.get("evaluate.set", "test") for group in groups}
     x = f"accuracy on the client's own {' or '.join(sorted(held))} samples (%)"
-    for who, whose in (("before", "the model each client would use"), ("global", "the global model")):
+    for who, whose in (("before", "personalized model"), ("global", "global model")):
         found = [Series(group.label, _pooled_accuracies(group, who), tint=group.tint) for group in groups]
         found = [one for one in found if one.y]
         if not found:
@@ -153,9 +164,9 @@ def accuracy_by_client(groups: Sequence[GroupContents]) -> Figure | None:
         return None
     return Figure(
         "clients",
-        "How accuracy spreads over clients at the end",
-        "Each dot is a client (all seeds together); the box holds the middle half, the stroke in it is the median, and "
-        "the tick on the left is where the worst tenth ends.",
+        "How accuracy varies between clients after the last round",
+        "Each dot is a client (all seeds together). The box spans the middle half, the thick stroke is the median, and "
+        "the small tick is the 10th percentile.",
         plots,
         tables,
     )
@@ -170,7 +181,7 @@ def stability_figure(groups: Sequence[GroupContents]) -> Figure | None:
     seeded = [(group, one) for group, one in _groups_with_lines(groups, "accuracy") if one.spread]
     if seeded:
         found = [one._replace(y=one.spread or [], spread=None) for _, one in seeded]
-        plots.append(Plot("lines", "round", "points of accuracy", "standard deviation over seeds", found))
+        plots.append(Plot("lines", "round", "accuracy (percentage points)", "standard deviation over seeds", found))
         tables.append(rounds_table("Standard deviation over seeds", found))
     steps, uneven = [], []
     for group in groups:
@@ -182,15 +193,17 @@ def stability_figure(groups: Sequence[GroupContents]) -> Figure | None:
             )
     if steps:
         bare = [one._replace(spread=None) for one in steps]
-        plots.append(Plot("lines", "round", "points of accuracy", "change since the last evaluation", bare))
+        plots.append(Plot("lines", "round", "accuracy (percentage points)", "change since the last evaluation", bare))
         tables.append(rounds_table("Change since the last evaluation", steps))
-        tables.append(TextTable("Standard deviation of these changes, mean over seeds", ["method", "points"], uneven))
+        tables.append(
+            TextTable("Standard deviation of these changes, mean over seeds", ["method", "percentage points"], uneven)
+        )
     if not plots:
         return None
     return Figure(
         "stability",
-        "How steady training is, from seed to seed and from round to round",
-        "Lower is steadier on the first plot; on the second, a line that settles near zero has stopped moving.",
+        "Stability: between seeds, and from round to round",
+        "On the left, lower is more stable; on the right, a line near zero has stopped changing.",
         plots,
         tables,
     )
@@ -212,16 +225,16 @@ def bytes_figure(groups: Sequence[GroupContents]) -> Figure | None:
     cells = [[row, *(f"{x:.4f}" for x in line), f"{line.sum():.4f}"] for row, line in zip(rows, whole, strict=True)]
     up = {group.label: parts[2 * i].sum() for i, group in enumerate(groups)}
     least = [label for label in up if up[label] == min(up.values())]
-    alone = f"{least[0]} sends the fewest up" if len(least) == 1 else f"{len(least)} methods send equally few up"
+    alone = f"{least[0]} uploads least" if len(least) == 1 else f"{len(least)} methods upload equally little"
     seen = alone if len(up) > 1 else f"{short_number(up[least[0]])} MB up"
     return Figure(
         "bytes",
         f"What the bytes are: {seen}",
-        "Values are the numbers themselves; index says where they belong, scale how to read them, header and notes are "
-        "the rest of each parcel.",
-        [Plot("bars", "MB in all rounds, mean over seeds", series=bars, rows=rows, title="how many"),
-         Plot("bars", "share of the bytes (%)", series=shares, rows=rows, title="of what kind")],
-        [TextTable("MB in all rounds, mean over seeds", ["method and way", *BYTE_KINDS, "all"], cells)],
+        "Value bytes are the numbers themselves, index bytes say where they belong, scale bytes how to decode them; "
+        "header and notes are the rest of each message.",
+        [Plot("bars", "MB in all rounds, mean over seeds", series=bars, rows=rows, title="total"),
+         Plot("bars", "share of the bytes (%)", series=shares, rows=rows, title="by kind")],
+        [TextTable("MB in all rounds, mean over seeds", ["method and direction", *BYTE_KINDS, "all"], cells)],
     )  # fmt: skip
 
 
@@ -275,7 +288,7 @@ def rounds_table(title: str, found: Sequence[Series]) -> TextTable:
 
 
 def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
-    """The winner, if it is one beyond chance; else where those end that may be as good, as far as seeds can tell."""
+    """The best method, if it leads by more than noise; else where those end that may be as good."""
     ends = sorted(((one.y[-1], group) for group, one in _groups_with_lines(groups, column)), key=lambda end: -end[0])
     high, top = ends[0]
     if len(ends) == 1:
@@ -285,6 +298,6 @@ def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
     if not close + unknown:
         return f"{top.label} ends highest, at {high:.1f} %"
     if not close:
-        return f"too few seeds to name a winner, methods end at {ends[-1][0]:.1f} to {high:.1f} %"
+        return f"too few seeds to name a best method, they end at {ends[-1][0]:.1f} to {high:.1f} %"
     many = f"{len(close) + 1} of {len(ends)} methods"
-    return f"no clear winner, {many} are too close to call, at {min(close):.1f} to {high:.1f} %"
+    return f"no clear best, {many} are within noise of the highest, at {min(close):.1f} to {high:.1f} %"

@@ -15,18 +15,21 @@
 
   for (const plot of document.querySelectorAll(".plot")) {
     const reach = plot.querySelector(".reach"), svg = reach.querySelector("svg"), tip = plot.querySelector(".tip");
-    const cursor = svg.querySelector(".cursor"), { mode, stops } = JSON.parse(plot.querySelector("script").textContent);
-    const hidden = new Set();
+    const cursor = svg.querySelector(".cursor"), { mode, stops, names } = JSON.parse(plot.querySelector("script").textContent);
+    const hidden = new Set(), gone = new Set();
     const table = mode === "grid" ? document.getElementById(plot.dataset.table) : null;
     const rows = table ? table.tBodies[0].rows : [], columns = table ? rows[0].cells.length - 1 : 0;
     const count = table ? rows.length * columns : stops.length;
     let here = -1;
 
-    for (const one of plot.querySelectorAll(".legend button")) {
+    const shared = plot.closest("figure").querySelectorAll(":scope > .legend button");
+    for (const one of [...shared, ...plot.querySelectorAll(".legend button")]) {
       one.addEventListener("click", () => {
-        const i = Number(one.dataset.of), off = !hidden.has(i);
-        if (off) hidden.add(i); else hidden.delete(i);
+        const name = one.dataset.of, off = !gone.has(name);
+        if (off) gone.add(name); else gone.delete(name);
         one.setAttribute("aria-pressed", String(!off));
+        const i = names.indexOf(name);
+        if (off) hidden.add(i); else hidden.delete(i);
         svg.querySelectorAll(`[data-series="${i}"]`).forEach((part) => part.classList.toggle("off", off));
       });
     }

@@ -1,8 +1,10 @@
 """Run folders as things to compare: found, read, and grouped by everything but the seed."""
 
 import glob
+import hashlib
 import inspect
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -22,10 +24,20 @@ from sparing.runs.files.run_folder import (
     refuse_altered_files,
 )
 from sparing.runs.results import Record, read_metric_rows, read_round_row
-from sparing.runs.study import Study, study_from
+from sparing.runs.study import OWN_TASK, Study, study_from
 
 _NOT_SETTINGS = ("seed", "engine", "device", "plan", "checkpoint", "record", "keep_secret")
 """What does not make it another experiment: the seed, and where and how it was run."""
+_QUESTION = (
+    "task.data",
+    "task.fingerprint",
+    "task.clients",
+    "task.split",
+    "task.test",
+    "task.held_out",
+    "evaluate.set",
+)
+_SHOWN_LETTERS = 8  # of a fingerprint
 _Parsed = TypeVar("_Parsed")
 
 
@@ -33,7 +45,7 @@ class StoredRun(NamedTuple):
     """One run, as its folder tells it."""
 
     folder: Path
-    data: str
+    data: str  # the dataset's name, or that of a Task given in Python
     name: str  # of the method
     seed: int
     settings: dict[str, Any]  # everything but the seed, flat: "local.lr", "method.topk.ratio"
@@ -46,8 +58,10 @@ class StoredRun(NamedTuple):
 class RunGroup(NamedTuple):
     """Runs that differ in nothing but the seed, one for each seed, in its order."""
 
-    label: str
+    label: str  # the method, and its task where there are several
     runs: list[StoredRun]
+    method: str = ""  # with the options and settings by which it differs from others on the same task
+    task: str = ""  # the data's name, and by what it differs from others of that name
 
 
 def find_run_folders(places: Sequence[str | Path]) -> list[Path]:
@@ -80,11 +94,31 @@ def read_run_folder(path: Path) -> StoredRun:
     summary = _parse_run_file(path / SUMMARY_FILE, _read_summary) if (path / SUMMARY_FILE).is_file() else {}
     name = "+".join(name_and_options("method", entry)[0] for entry in study["method"])
     done = bool(table) and summary.get("rounds") == len(table)
-    data = name_and_options("data", study["task"]["data"])[0]
     values = _parse_run_file(path / LEDGER_FILE, lambda ledger: _value_bytes_up(ledger, len(table)))
     broken = (path / FAILED_FILE).is_file() and not done
     failed = _parse_run_file(path / FAILED_FILE, Path.read_text).strip() or "training broke down" if broken else ""
-    return StoredRun(path, data, name, study["seed"], flat_settings(study), table, values, done, failed)
+    settings = flat_settings(study)
+    data, known = name_and_options("data", study["task"]["data"])
+    if data == OWN_TASK:
+        data = known.get("name", OWN_TASK)
+        settings["task.fingerprint"] = settings["task.fingerprint"] or _fingerprint_of_samples(path)
+    return StoredRun(path, data, name, study["seed"], settings, table, values, done, failed or _diverged(table))
+
+
+def _fingerprint_of_samples(path: Path) -> str:
+    """Of a run that was written before tasks had a fingerprint: by the samples that its checkpoint vouches for."""
+    known = (read_checkpoint_meta(path) or {}).get("identity", {})
+    said = "|".join(str(known.get(name)) for name in ("train", "test", "validation", "probe", "held out"))
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _diverged(table: Sequence[Record]) -> str:
+    """Where the last evaluation came to no finite loss though one was measured; else nothing."""
+    seen = [r for r in table if r.accuracy == r.accuracy or r.loss == r.loss]
+    measured = any(math.isfinite(r.loss) or math.isinf(r.loss) for r in seen)
+    if not measured or math.isfinite(seen[-1].loss):
+        return ""
+    return f"the loss is {seen[-1].loss} after round {seen[-1].round}"
 
 
 def holds_study(study: Study, folder: Path, fix: str = "choose another folder") -> bool:
@@ -163,7 +197,8 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
         else:
             out[key] = value
 
-    put("", {key: value for key, value in study.items() if key not in (*_NOT_SETTINGS, "method")})
+    kept = {key: value for key, value in study.items() if key not in (*_NOT_SETTINGS, "method")}
+    put("", kept | ({"task": _task_settings(kept["task"])} if "task" in kept else {}))
     if (precision := study.get("plan", {}).get("precision", "float32")) != "float32":  # all else of a plan is aside
         out["plan.precision"] = precision
     entries = [name_and_options("method", entry) for entry in study["method"]]
@@ -176,6 +211,14 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _task_settings(task: dict[str, Any]) -> dict[str, Any]:
+    """The task section; of a Task given in Python, its name as the data's, and its fingerprint."""
+    name, known = name_and_options("data", task.get("data", ""))
+    if name != OWN_TASK:
+        return task
+    return task | {"data": known.get("name", OWN_TASK), "fingerprint": known.get("fingerprint", "")}
+
+
 def _recipe_defaults(name: str) -> dict[str, Any]:
     entry = known_recipes().get(name)
     return {p.name: p.default for p in inspect.signature(entry.make).parameters.values()} if entry else {}
@@ -183,7 +226,7 @@ def _recipe_defaults(name: str) -> dict[str, Any]:
 
 def group_runs(runs: Sequence[StoredRun]) -> tuple[list[RunGroup], list[str]]:
     """Groups in the order their first run was given, each with a name of its own, and what there is to say."""
-    notes = [f"{run.folder} failed and is left out: {run.failed}" for run in runs if run.failed]
+    notes = [f"{run.folder} failed and is left out: {run.failed.splitlines()[0]}" for run in runs if run.failed]
     if notes and len(notes) == len(runs):
         raise ConfigError(f"every run here failed, so there is nothing to compare; {notes[0]}")
     sets: dict[str, list[StoredRun]] = {}
@@ -200,17 +243,56 @@ def group_runs(runs: Sequence[StoredRun]) -> tuple[list[RunGroup], list[str]]:
         else:
             notes.append(f"{run.folder} is the same study and seed as {twin.folder}: it is left out")
     members = [sorted(have, key=lambda run: run.seed) for have in sets.values()]
-    return [RunGroup(_group_label(have, members), have) for have in members], notes
+    tasks = [_task_label(have[0], [others[0] for others in members]) for have in members]
+    groups = []
+    for have, task in zip(members, tasks, strict=True):
+        method = _method_label(have[0], [others[0] for others, on in zip(members, tasks, strict=True) if on == task])
+        groups.append(RunGroup(f"{method} on {task}" if len(set(tasks)) > 1 else method, have, method, task))
+    return groups, notes + _same_name_notes(groups)
 
 
-def _group_label(runs: list[StoredRun], groups: list[list[StoredRun]]) -> str:
-    """The method's name, with its options and the settings by which it differs from others of that name."""
-    first = runs[0]
-    apart = differing_keys([others[0].settings for others in groups if others[0].name == first.name])
-    keys = [key for key in first.settings if key in apart or key.startswith("method.")]
-    short = [key.removeprefix("method.").removeprefix(f"{first.name}.") for key in keys]
-    said = ", ".join(f"{name}={setting_text(first.settings[key])}" for name, key in zip(short, keys, strict=True))
-    return f"{first.name} ({said})" if said else first.name
+def _same_name_notes(groups: Sequence[RunGroup]) -> list[str]:
+    """Tasks given in Python under one name that are not the same."""
+    kinds: dict[str, set[str]] = {}
+    for group in groups:
+        if known := group.runs[0].settings.get("task.fingerprint"):
+            kinds.setdefault(group.runs[0].data, set()).add(known)
+    return [
+        f"{len(found)} different tasks are called {name!r}: they differ in data, model or loss, and are not averaged"
+        "; give each a name of its own, Task(name=...)"
+        for name, found in kinds.items()
+        if len(found) > 1
+    ]
+
+
+def question(run: StoredRun) -> dict[str, Any]:
+    """What must be the same for runs to be ranked: whose samples, shared out how, evaluated on which."""
+    inside = tuple(f"{key}." for key in _QUESTION)
+    return {key: value for key, value in run.settings.items() if key in _QUESTION or key.startswith(inside)}
+
+
+def _task_label(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
+    """The name of the data, with that by which it differs from other tasks of that name."""
+    like = [question(other) for other in firsts if other.data == run.data]
+    mine, apart = question(run), differing_keys(like)
+    if "task.fingerprint" in apart:
+        apart = ["task.fingerprint", *(key for key in apart if key == "evaluate.set")]
+    said = ", ".join(_setting_of_task(key, mine[key]) for key in apart if key in mine)
+    return f"{run.data} ({said})" if said else run.data
+
+
+def _setting_of_task(key: str, value: Any) -> str:
+    text = setting_text(value)
+    return f"{key.removeprefix('task.')}={text[:_SHOWN_LETTERS] if key == 'task.fingerprint' else text}"
+
+
+def _method_label(run: StoredRun, firsts: Sequence[StoredRun]) -> str:
+    """The method's name, with its options and the settings by which it differs from others of that name and task."""
+    apart = differing_keys([other.settings for other in firsts if other.name == run.name])
+    keys = [key for key in run.settings if key in apart or key.startswith("method.")]
+    short = [key.removeprefix("method.").removeprefix(f"{run.name}.") for key in keys]
+    said = ", ".join(f"{name}={setting_text(run.settings[key])}" for name, key in zip(short, keys, strict=True))
+    return f"{run.name} ({said})" if said else run.name
 
 
 def differing_keys(settings: Sequence[dict[str, Any]]) -> list[str]:

@@ -29,7 +29,7 @@ def split_figure(groups: Sequence[GroupContents]) -> Figure | None:
             if picture in seen:
                 continue
             seen.append(picture)
-            what = f"{one.run.settings['task.data']}, seed {one.run.seed}"
+            what = f"{one.run.data}, seed {one.run.seed}"
             clients = [str(i) for i in picture["ids"]]
             said = said or f"{picture['clients']} clients with {short_number(picture['total'])} samples"
             if "values" not in picture:
@@ -55,9 +55,9 @@ def split_figure(groups: Sequence[GroupContents]) -> Figure | None:
         return None
     return Figure(
         "split",
-        f"Who holds what: {said}",
-        "A column is a client; the stronger a cell's colour, the more of that client's training samples have this "
-        "label, and an empty one means none. All maps have one colour scale, from 0.",
+        f"The split: {said}",
+        "Each column is a client: the stronger the colour, the larger the share of its training samples with that "
+        "label; empty means none. All maps share one colour scale, from 0.",
         _on_one_scale(plots),
         tables,
     )
@@ -85,15 +85,15 @@ def sizes_figure(groups: Sequence[GroupContents]) -> Figure | None:
         return None
     return Figure(
         "sizes",
-        "Which client has which size of model",
-        "Bars count clients; the map shows where a smaller size saves parameters, from 0 to 100 % of the whole layer.",
+        "Model sizes: which client has which",
+        "Bars count clients; the map shows the share of each layer's parameters that a size keeps (0 to 100 %).",
         _on_one_scale(plots),
         tables,
     )
 
 
 def similarity_figure(groups: Sequence[GroupContents]) -> Figure | None:
-    words = {"similarity": "heads, as pFedSim's server knows them", "cosines": "updates of this round, cosine"}
+    words = {"similarity": "heads, as pFedSim's server sees them", "cosines": "updates of this round, cosine"}
     plots, tables, kinds = [], [], []
     for group in groups:
         for kind, what in words.items():
@@ -114,10 +114,10 @@ def similarity_figure(groups: Sequence[GroupContents]) -> Figure | None:
         return None
     return Figure(
         "similarity",
-        "Which clients are alike",
-        "The stronger the blue, the more alike two clients; orange is below 0; empty cells are a client with itself, "
-        "or two that were never compared. All maps of one measure have one colour scale: as far below 0 as above it "
-        "for cosines, from the least to the largest for heads.",
+        "Similarity between clients",
+        "The stronger the blue, the more similar two clients; orange is below 0; empty cells are a client with itself, "
+        "or pairs that were never compared. All maps of one measure share a colour scale: symmetric about 0 for "
+        "cosines, from the smallest to the largest value for heads.",
         [plot if plot.signed else plot._replace(scale=_value_range(plot for plot in plots if not plot.signed))
          for plot in _on_one_scale(plots, kinds)],
         tables,
@@ -171,9 +171,9 @@ def updates_figure(groups: Sequence[GroupContents]) -> Figure | None:
     return Figure(
         "updates",
         f"Updates by filter and channel: correlation {said.get('fedavg') or next(iter(said.values()))}",
-        "Lines above the dotted ones, which are of the same numbers shuffled, mean that sizes within one filter or "
-        "channel are alike, which FedSCR builds on; maps are one client's mean |update| by filter and channel, with "
-        "one colour scale for a layer in all rounds and methods, from 0.",
+        "Lines above the dotted ones (the same numbers, shuffled) mean that update sizes within one filter or channel "
+        "are correlated, which FedSCR relies on. Maps show one client's mean |update| by filter and channel; each "
+        "layer has one colour scale for all rounds and methods, from 0.",
         _on_one_scale(plots, kinds),
         tables,
     )

@@ -6,12 +6,20 @@ from collections.abc import Callable
 from html import escape
 from typing import Any, NamedTuple
 
-from sparing.reports.figure import Plot, Series, axis_ticks, distinct_labels, log_ticks, padded_range, short_number
+from sparing.reports.figure import (
+    Plot,
+    axis_ticks,
+    distinct_labels,
+    has_legend,
+    has_many,
+    log_ticks,
+    padded_range,
+    short_number,
+)
 
 SVG_WIDTH, _SVG_HEIGHT = 560, 320
-_TINTS = 8
+_TINTS = 12
 LETTER_WIDTH, _BOLD_WIDTH = 7.4, 8.4  # the width of one in a wide face
-_MOST_LETTERS = 18  # letters of a label at most
 LINE_HEIGHT = 15  # from one label to the next
 
 
@@ -51,12 +59,20 @@ _MARK_SHAPES = (
     "M-2-6h4v4h4v4h-4v4h-4v-4h-4v-4h4z",
     "M-6-6L0-3L6-6L3 0L6 6L0 3L-6 6L-3 0z",
     "M-7-4h14v8h-14z",
+    "M5-6L-6 0L5 6z",
+    "M-5-6L6 0L-5 6z",
+    "M-3-6h6l4 6l-4 6h-6l-4-6z",
+    "M-4-7h8v14h-8z",
 )
 
 
 def dash_index(i: int) -> int:
     """Which dash or mark: one further each time the colours begin again."""
     return (i + i // _TINTS) % _TINTS
+
+
+def mark_shape(i: int) -> str:
+    return _MARK_SHAPES[dash_index(i)]
 
 
 def tint_classes(i: int) -> str:
@@ -109,54 +125,26 @@ def _plot_frame(plot: Plot, right: float) -> SvgFrame:
         x = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
     y = padded_range(ends)
     left = 16 + LETTER_WIDTH * max(len(short_number(tick)) for tick in axis_ticks(*y, 5))
-    return SvgFrame(left, SVG_WIDTH - right, 30, _plot_pixels_high(plot) - 46, x, y, plot.log)
-
-
-def _plot_pixels_high(plot: Plot) -> float:
-    """Room for all labels of lines, one below the other."""
-    return max(_SVG_HEIGHT, 76 + LINE_HEIGHT * len(plot.series)) if plot.kind == "lines" else _SVG_HEIGHT
+    return SvgFrame(left, SVG_WIDTH - right, 30, _SVG_HEIGHT - 46, x, y, plot.log)
 
 
 def _svg_lines(plot: Plot) -> DrawnPlot:
-    names = distinct_labels([one.name for one in plot.series], _MOST_LETTERS)
-    frame = _plot_frame(plot, 16 + max(map(len, names)) * _BOLD_WIDTH if len(plot.series) > 1 else 16)
-    out = _svg_axes(plot, frame)
-    ends: list[tuple[float, int, Series]] = []
+    frame = _plot_frame(plot, 16)
+    out, faint = _svg_axes(plot, frame), " faint" if has_many(plot) else ""
     for i, one in enumerate(plot.series):
         points = [frame.at(x, y) for x, y in zip(one.x, one.y, strict=True) if x > 0 or not plot.log]
         body = ""
         if one.spread is not None and len(points) > 1:
             both = list(zip(one.x, one.y, one.spread, strict=True))
             edge = [frame.at(x, y + s) for x, y, s in both] + [frame.at(x, y - s) for x, y, s in reversed(both)]
-            body += f'<path class="band" d="{_svg_path(edge)}Z"/>'
+            body += f'<path class="band{faint}" d="{_svg_path(edge)}Z"/>'
         dash = " dashed" if one.hollow else ""
         body += f'<path class="line{dash}" d="{_svg_path(points)}"/>'
         if len(points) <= 30:
             body += "".join(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.4"/>' for x, y in points)
         out.append(f'<g class="{tint_classes(one.tint)}" data-series="{i}">{body}</g>')
-        ends.append((points[-1][1], i, one))
-    if len(plot.series) > 1:
-        out += [_end_label(frame, y, i, one, names[i]) for y, i, one in _space_out_labels(ends, frame)]
     stops = _line_stops(plot, frame)
-    return DrawnPlot(svg_document(out, _plot_pixels_high(plot), plot), SVG_WIDTH, stops, "x")
-
-
-def _end_label(frame: SvgFrame, y: float, i: int, one: Series, name: str) -> str:
-    words = svg_text(frame.right + 8, y + 4, name, f"name {tint_classes(one.tint)}")
-    return f'<g data-series="{i}">{words}</g>'
-
-
-def _space_out_labels(ends: list[tuple[float, int, Series]], frame: SvgFrame) -> list[tuple[float, int, Series]]:
-    """Labels at least a line apart, inside the frame."""
-    ends = sorted(ends, key=lambda end: end[0])
-    places = [y for y, *_ in ends]
-    for k in range(1, len(places)):
-        places[k] = max(places[k], places[k - 1] + LINE_HEIGHT)
-    low = frame.bottom + 4
-    for k in reversed(range(len(places))):
-        places[k] = min(places[k], low)
-        low = places[k] - LINE_HEIGHT
-    return [(y, i, one) for y, (_, i, one) in zip(places, ends, strict=True)]
+    return DrawnPlot(svg_document(out, _SVG_HEIGHT, plot), SVG_WIDTH, stops, "x")
 
 
 def _line_stops(plot: Plot, frame: SvgFrame) -> list[list[Any]]:
@@ -183,17 +171,19 @@ def _svg_points(plot: Plot) -> DrawnPlot:
         out.append(f'<path class="front" d="{_svg_path([frame.at(x, y) for x, y in plot.front])}"/>')
     places = [frame.at(one.x[0], one.y[0]) for one in plot.series]
     taken = [(x - 7, x + 7, y) for x, y in places]
-    names = distinct_labels([one.name for one in plot.series], 26)
+    names = distinct_labels([one.name for one in plot.series], 26) if not has_legend(plot) else [""] * len(plot.series)
     for i, (one, name, (px, py)) in enumerate(zip(plot.series, names, places, strict=True)):
         whisker = ""
         if one.spread:
             high, low = (frame.at(one.x[0], one.y[0] + k * one.spread[0])[1] for k in (1, -1))
             whisker = svg_rule(px, high, px, low, "whisker")
-        start, y = _free_label_place(px, py, len(name) * _BOLD_WIDTH, taken)
-        taken.append((start, start + len(name) * _BOLD_WIDTH, y))
-        kind, shape = "hole" if one.hollow else "point", _MARK_SHAPES[dash_index(one.tint)]
-        mark = f'<path class="{kind}" transform="translate({px:.1f} {py:.1f})" d="{shape}"/>'
-        label = svg_text(start, y + 4, name, "name")
+        label = ""
+        if name:
+            start, y = _free_label_place(px, py, len(name) * _BOLD_WIDTH, taken)
+            taken.append((start, start + len(name) * _BOLD_WIDTH, y))
+            label = svg_text(start, y + 4, name, "name")
+        kind = "hole" if one.hollow else "point"
+        mark = f'<path class="{kind}" transform="translate({px:.1f} {py:.1f})" d="{mark_shape(one.tint)}"/>'
         out.append(f'<g class="{tint_classes(one.tint)}" data-series="{i}">{whisker}{mark}{label}</g>')
         spread = f" ± {short_number(one.spread[0])}" if one.spread else ""
         said = f"{short_number(one.y[0])}{spread} for {short_number(one.x[0])} MB"
@@ -208,7 +198,7 @@ def _free_label_place(
     shifts = [0.0, *(k * step for step in range(8, 80, 4) for k in (1, -1))]
     for dy in shifts:
         for start in (px + 10, px - 10 - width):
-            fits = start >= 2 and start + width <= SVG_WIDTH - 2
+            fits = start >= 2 and start + width <= SVG_WIDTH - 2 and 30 <= py + dy <= _SVG_HEIGHT - 52
             if fits and not any(
                 start < b and a < start + width and abs(py + dy - y) < LINE_HEIGHT - 2 for a, b, y in taken
             ):

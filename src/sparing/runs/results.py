@@ -29,8 +29,8 @@ class Record:
     jain: float  # 1 where all fare alike
     benefit: float  # personal accuracy less the global model's, on the same samples, mean over clients
     after_accuracy: float  # after another round of local training
-    met_accuracy: float  # personal, of clients that have taken part
-    unmet_accuracy: float  # and of those that never have
+    met_accuracy: float  # personal, of seen clients: those that have taken part
+    unmet_accuracy: float  # and of unseen ones
     new_accuracy: float  # of clients held out of training, after a few local steps
     train_loss: float  # sample-weighted over the cohort
     clients: int  # that arrived

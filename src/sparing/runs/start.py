@@ -15,10 +15,11 @@ from torch import nn
 from sparing.accel.install import SWITCH
 from sparing.core import tree
 from sparing.core.compose import compose, remake_model
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Method, Trait
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
+from sparing.data.options import name_and_options
 from sparing.engines.engine import Job
 from sparing.engines.reference import Reference
 from sparing.engines.vector import Vector
@@ -31,6 +32,7 @@ from sparing.runs.files.log import log_to_file
 from sparing.runs.files.run_folder import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
+    FAILED_FILE,
     LOG_FILE,
     SERVER_SLOTS_FILE,
     SLOTS_FILE,
@@ -50,14 +52,15 @@ from sparing.runs.privacy.secret import Secret
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.results import Result
 from sparing.runs.snapshots import refuse_similarity_of_sizes
-from sparing.runs.study import FleetSection, Study, place_code, study_from
+from sparing.runs.study import OWN_TASK, FleetSection, Study, place_code, study_from
+from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
 from sparing.storage.bank import open_bank
 from sparing.tasks.build import build_task
 from sparing.tasks.code import is_code, load_code
+from sparing.tasks.fingerprint import task_fingerprint
 from sparing.tasks.task import Task, copy_model
 
 _ENGINES = {"vector": Vector, "debug": Reference}
-OWN_TASK = "your own"
 
 
 def run(
@@ -80,7 +83,8 @@ def run(
     """
     values: dict[str, Any] = {**study, "method": method}
     if isinstance(task, Task):
-        values["task"] = {"data": OWN_TASK, "clients": len(task), "split": None, "model": None}
+        known = {"name": task.name} | ({} if out is None else {"fingerprint": task_fingerprint(task)})
+        values["task"] = {"data": {OWN_TASK: known}, "clients": len(task), "split": None, "model": None}
         return start_run(study_from(values), task, out, loggers, secret)
     if task is not None:
         values["task"] = {"data": task} if isinstance(task, str) else dict(task)
@@ -123,7 +127,7 @@ def resume(
     """
     with RunFolder.open(path) as folder:
         study = study_from(read_config(path), str(folder.path / CONFIG_FILE))
-        if task is None and study.task.data == OWN_TASK:
+        if task is None and name_and_options("data", study.task.data)[0] == OWN_TASK:
             raise ConfigError(
                 f"{path} was run on a task of your own; pass it again: sparing.resume({str(path)!r}, task=...)"
             )
@@ -170,8 +174,16 @@ def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
     plan = ", ".join(f"{name} {getattr(state.study.plan, name)}" for name in ("path", "chunk", "threads"))
     where = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}"
     opening = f"{where}, {plan}: after round {state.done}"
+    failed = state.folder.path / FAILED_FILE
     with log_to_file(state.folder.path / LOG_FILE, opening) as log:
-        return train_rounds(state, (log, *loggers))
+        try:
+            result = train_rounds(state, (log, *loggers))
+        except TrainingError as error:
+            with os_errors_as_checkpoint_error(failed):
+                write_atomic(failed, f"{error}\n".encode())
+            raise
+    failed.unlink(missing_ok=True)
+    return result
 
 
 def task_from_study(study: Study, copies: Path | None = None) -> Task:

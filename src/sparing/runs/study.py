@@ -56,6 +56,9 @@ class StudySection(BaseModel):
         return values
 
 
+OWN_TASK = "your own"  # what task.data is for a Task given in Python; its name and fingerprint are options of it
+
+
 class TaskSection(StudySection):
     data: str | dict[str, Any] = "digits"
     clients: PositiveInt | None = None  # 20 where the split does not say
@@ -221,6 +224,12 @@ class EvaluateSection(StudySection):
     @classmethod
     def one_or_more(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("who", mode="before")
+    @classmethod
+    def plain_words(cls, value: Any) -> Any:
+        """`personalized` is what run folders call `before`."""
+        return ["before" if one == "personalized" else one for one in value] if isinstance(value, list) else value
 
 
 class PlanSection(StudySection):

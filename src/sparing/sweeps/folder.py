@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from sparing.core.errors import ConfigError
-from sparing.reports.comparison import SeedStat, seed_stat
+from sparing.reports.comparison import SeedStat, mean_difference, seed_stat
 from sparing.reports.run_folders import read_run_folder
 from sparing.runs.files.run_folder import CONFIG_FILE, FAILED_FILE, SUMMARY_FILE
 from sparing.runs.results import latest_value
@@ -153,6 +153,21 @@ def pareto_trials(trials: Sequence[Trial]) -> list[Trial]:
 
     front = [trial for trial in whole if not beaten(points[trial.number])]
     return sorted(front, key=lambda trial: points[trial.number], reverse=True)
+
+
+def starred_trials(trials: Sequence[Trial]) -> list[Trial]:
+    """Those more accurate, by more than noise, than another and than all that send no more; of one seed, none."""
+    whole = [trial for trial in trials if trial.complete]
+
+    def leads(one: Trial, other: Trial) -> bool:
+        return mean_difference([one.scores[s].accuracy - other.scores[s].accuracy for s in one.seeds]).low > 0
+
+    def has_star(one: Trial) -> bool:
+        sent = one.over_seeds("bytes").mean
+        others = [(other.over_seeds("bytes").mean, leads(one, other)) for other in whole if other is not one]
+        return any(beaten for _, beaten in others) and all(beaten for size, beaten in others if size <= sent)
+
+    return [trial for trial in pareto_trials(whole) if has_star(trial)]
 
 
 def winning_trial(trials: Sequence[Trial]) -> Trial | None:

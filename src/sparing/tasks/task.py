@@ -44,6 +44,7 @@ class Task:
     macro_f1, auc, multilabel_accuracy, multilabel_f1, mse, mae, r2, loss), a function of (outputs, targets) that gives
     a number, or a metric of torchmetrics. Without it, accuracy, or the loss where targets are values. More is better,
     unless the function has `higher_is_better = False`.
+    `name` stands in tables and reports; without it, the name of the model's class or of the function.
 
     >>> import torch
     >>> from torch import nn
@@ -70,7 +71,7 @@ class Task:
         train: Sequence[Pair] | Clients,
         test: Pair | Sequence[Pair] | Clients | None = None,
         loss: Loss | None = None,
-        name: str = "task",
+        name: str | None = None,
         held_out: Sequence[int] = (),
         test_all: Pair | None = None,
         validation: Sequence[Pair] | Clients | None = None,
@@ -79,7 +80,7 @@ class Task:
     ):
         if not callable(model):
             raise ConfigError(f"model is {model!r}; give an nn.Module or a function without arguments that builds one")
-        self.model, self.name = model, name
+        self.model, self.name = model, _task_name(name, model)
         labels = loss is None
         self.train = _check_set(clients_from_pairs("train", train), "train", labels)
         check_no_empty_client(self.train, "train")
@@ -167,6 +168,16 @@ class Task:
         if self.probe:
             moved.probe = (self.probe[0].to(device), self.probe[1].to(device))
         return moved
+
+
+def _task_name(name: str | None, model: Any) -> str:
+    """The given name, or that of the model's class or of the function that builds it."""
+    if name is None:
+        found = type(model).__name__ if isinstance(model, nn.Module) else getattr(model, "__name__", "")
+        return found if found.isidentifier() else "own task"
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"the task's name is {name!r}; give it some letters, such as name='cars'")
+    return " ".join(name.split())
 
 
 def copy_model(model: nn.Module) -> nn.Module:

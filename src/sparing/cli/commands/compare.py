@@ -15,21 +15,28 @@ def compare_command(
     target: Annotated[
         float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
     ] = None,
-    tolerance: Annotated[float, typer.Option(min=0, help="Converged is within so much of the run's best.")] = 0.01,
-    warmup: Annotated[int, typer.Option(min=0, help="Rounds that do not count for stability.")] = 5,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="A run has converged once its accuracy is within this of its best.")
+    ] = 0.01,
+    warmup: Annotated[int, typer.Option(min=0, help="Rounds left out of the stability columns.")] = 5,
     allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Compare unfinished runs after the last round all have.")
+        bool,
+        typer.Option(
+            "--allow-incomplete", help="Also compare unfinished runs, all at the last round that every run has."
+        ),
     ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV, four decimals.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
-    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX (booktabs).")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print one LaTeX table (booktabs).")] = False,
     as_json: AsJson = False,
     h5: Annotated[Path | None, typer.Option(help="Also write DATASET_METHOD_GOAL_RUN.h5 files to this folder.")] = None,
     goal: Annotated[str, typer.Option(help="A word for the names of those files.")] = "test",
 ) -> None:
     """Compare runs: accuracy, loss, bytes and stability, mean and standard deviation over seeds.
 
-    Runs that differ in nothing but the seed are one row. Differences are paired by seed.
+    Runs that differ only in the seed are one row. The baseline comes first, then the methods by accuracy. Differences
+    are paired by seed. Runs of different length are compared at the last round that all have; unfinished and diverged
+    runs are left out, and a note says why.
 
     \b
     sparing compare runs
@@ -42,9 +49,10 @@ def compare_command(
     from rich.console import Console
 
     from sparing.reports import comparison_tables as shown
+    from sparing.reports.arrangement import complete_groups
     from sparing.reports.comparison import compare_groups as compare_runs
-    from sparing.reports.comparison import complete_groups
     from sparing.reports.h5_files import write_h5_files
+    from sparing.reports.latex_table import comparison_latex
     from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
 
     groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(runs)])
@@ -53,15 +61,18 @@ def compare_command(
     files = []
     if h5 is not None:
         mention_secrets(run.folder for group in groups for run in group.runs)
-        for group in complete_groups(groups, allow_incomplete)[0]:
-            tables = [run.table for run in group.runs]
-            files += map(str, write_h5_files(h5, group.runs[0].data, group.label, goal, tables))
+        kept = {row.label for row in found.rows}
+        for group in groups:
+            if group.label in kept:
+                (whole,), _ = complete_groups([group], allow_incomplete)
+                tables = [run.table for run in whole.runs]
+                files += map(str, write_h5_files(h5, whole.task, whole.method, goal, tables))
     if as_json:
         print_json(shown.comparison_json(found) | ({"files": files} if files else {}))
         return
     to_paste = csv or markdown or latex
     if to_paste:
-        text = shown.comparison_csv if csv else shown.comparison_markdown if markdown else shown.comparison_latex
+        text = shown.comparison_csv if csv else shown.comparison_markdown if markdown else comparison_latex
         typer.echo(text(found), nl=False)
     else:
         shown.print_comparison(found, Console())

@@ -19,17 +19,24 @@ def report_command(
         float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
     ] = None,
     allow_incomplete: Annotated[
-        bool, typer.Option("--allow-incomplete", help="Show unfinished runs up to the last round all have.")
+        bool,
+        typer.Option(
+            "--allow-incomplete", help="Also show unfinished runs, all up to the last round that every run has."
+        ),
     ] = False,
 ) -> None:
-    """Write what runs came to as one HTML file with figures, which needs no network.
+    """Write the results of runs as one HTML file with figures, which needs no network.
+
+    It opens with accuracy against bytes and one sentence: the best method, what it sends, and its difference vs the
+    baseline. Unfinished and diverged runs are left out, and a note says why.
 
     \b
     sparing report runs
     sparing report 'runs/digits-*' -o digits.html --figures figures --format png,pdf
     """
     from sparing.reports import figure_files
-    from sparing.reports.comparison import compare_groups, complete_groups
+    from sparing.reports.arrangement import arrange_groups
+    from sparing.reports.comparison import compare_groups
     from sparing.reports.html_page import report_figures, report_page
     from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
     from sparing.storage.atomic import write_atomic
@@ -42,7 +49,7 @@ def report_command(
         )
     groups, notes = group_runs([read_run_folder(path) for path in find_run_folders(runs)])
     found = compare_groups(groups, baseline, target, incomplete=allow_incomplete)
-    groups, _ = complete_groups(groups, allow_incomplete)
+    groups, _ = arrange_groups(groups, baseline, allow_incomplete)
     made = report_figures(groups)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

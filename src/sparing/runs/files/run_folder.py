@@ -44,7 +44,7 @@ from sparing.storage.bank import Bank
 
 CONFIG_FILE, ROUNDS_FILE, LEDGER_FILE, SUMMARY_FILE = "config.yaml", "rounds.csv", "ledger.csv", "summary.json"
 ENVIRONMENT_FILE, LOG_FILE = "environment.json", "log.txt"
-FAILED_FILE = "failed.txt"  # of a run in a sweep: why training broke down
+FAILED_FILE = "failed.txt"  # why training broke down, where it did
 CLIENTS_FILE = "clients.csv"
 METRICS_FILE = "metrics.csv"
 PICTURES_FILE = "pictures.jsonl"
