@@ -12,7 +12,7 @@ import sparing
 from sparing.cli.app import app
 from sparing.core.errors import ConfigError, DataError
 from sparing.tasks.build import build_task
-from sparing.tasks.code import code_files, load_code, place_beside
+from sparing.tasks.code import CodeCall, code_files, load_code, place_beside
 from sparing.tasks.trust import is_trusted, trust, trust_record
 from support import Stop, stop_after
 
@@ -73,14 +73,14 @@ def write_study(path="study.yaml", **task):
 
 
 def trust_mine():
-    trust(code_files("mine.py:Net")[0].sha256, Path("mine.py"))
+    trust(code_files(CodeCall("mine.py:Net"))[0].sha256, Path("mine.py"))
 
 
 def test_model_data_and_loss_of_ones_own_from_python():
     task = {"data": {"mine.py:load": {"clients": 5}}, "model": {"mine.py:Net": {"width": 3}}, "loss": "mine.py:halved"}
     own = sparing.run(task, rounds=2, sample=2, local={"epochs": 1}, seed=1)
     trust_mine()
-    net, load, loss = (load_code(f"mine.py:{name}") for name in ("Net", "load", "halved"))
+    net, load, loss = (load_code(CodeCall(f"mine.py:{name}")) for name in ("Net", "load", "halved"))
     built = build_task("mine.py:load", split=None, model="mine.py:Net", seed=1)
     assert len(built) == 4
     assert built.test is not None
@@ -205,15 +205,26 @@ def test_a_module_under_this_folder_is_a_file_like_any_other(home):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "small.py").write_text(MINE)
-    files = code_files("nets_of_mine.small:Net")
+    files = code_files(CodeCall("nets_of_mine.small:Net"))
     assert [file.path.name for file in files] == ["__init__.py", "small.py"]
     with pytest.raises(ConfigError, match="you have not run before"):
-        load_code("nets_of_mine.small:Net")
+        load_code(CodeCall("nets_of_mine.small:Net"))
     for file in files:
         trust(file.sha256, file.path)
-    assert load_code("nets_of_mine.small:Net").__name__ == "Net"
-    assert code_files("torch.nn:Linear") == []
-    assert load_code("torch.nn:Linear") is torch.nn.Linear
+    assert load_code(CodeCall("nets_of_mine.small:Net")).__name__ == "Net"
+
+
+def test_a_call_of_an_installed_package_is_trusted_with_its_options():
+    study = write_study(data={"shutil.nothing:rmtree": {"path": "precious"}}, model="mlp")
+    said = sparing_says("run", study)
+    assert said.exit_code == 2
+    assert "would call shutil.nothing:rmtree(path='precious'), which you have not done before" in said.output
+    harmless = CodeCall("torch.nn:Linear", {"in_features": 2})
+    (call,) = code_files(harmless)
+    trust(call.sha256, call.path)
+    assert load_code(harmless) is torch.nn.Linear
+    with pytest.raises(ConfigError, match=r"would call torch.nn:Linear\(in_features=3\)"):
+        load_code(CodeCall("torch.nn:Linear", {"in_features": 3}))
 
 
 def test_the_record_forgives_what_is_damaged():

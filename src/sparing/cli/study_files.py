@@ -45,10 +45,10 @@ def study_from_items(items: Sequence[str] | None, trusts: bool = False) -> Study
 
 def admit_code(study: Study, trusts: bool, typed: Sequence[str] = (), copies: Path | None = None) -> None:
     """Say which code of others will run. It must be known to this user, trusted now, or named on the command line."""
-    references = study.code().values()
-    if not references:
+    calls = study.code().values()
+    if not calls:
         return
-    if trusts or all(any(reference in word for word in typed) for reference in references):
+    if trusts or all(any(call.reference in word for word in typed) for call in calls):
         trust_code(study, copies)
     refuse_untrusted(study, copies)
     for one in code_of_study(study, copies):

@@ -23,9 +23,9 @@ class NamedCode(NamedTuple):
 
 def code_of_study(study: Study, copies: Path | None = None) -> list[NamedCode]:
     return [
-        NamedCode(key, reference, file.path, file.sha256)
-        for key, reference in study.code().items()
-        for file in code_files(reference, copies)
+        NamedCode(key, call.reference, file.path, file.sha256)
+        for key, call in study.code().items()
+        for file in code_files(call, copies)
     ]
 
 
@@ -36,18 +36,17 @@ def trust_code(study: Study, copies: Path | None = None) -> None:
 
 
 def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
-    for reference in study.code().values():
-        for file in code_files(reference, copies):
+    for call in study.code().values():
+        for file in code_files(call, copies):
             if not is_trusted(file.sha256):
-                raise ConfigError(untrusted_sentence(reference, file))
+                raise ConfigError(untrusted_sentence(call, file))
 
 
 def keep_copies(study: Study, folder: Path) -> None:
     """The files as they are now, in the run folder: whoever goes on with the run goes on with these."""
-    for reference in study.code().values():
-        place = reference.rpartition(":")[0]
-        if place.endswith(".py"):
-            path = folder / CODE_FOLDER / copy_name(place)
+    for call in study.code().values():
+        if call.place.endswith(".py"):
+            path = folder / CODE_FOLDER / copy_name(call.place)
             with os_errors_as_checkpoint_error(path):
                 path.parent.mkdir(exist_ok=True)
-                write_atomic(path, code_files(reference)[0].text)
+                write_atomic(path, code_files(call)[0].text)

@@ -56,7 +56,7 @@ from sparing.runs.study import OWN_TASK, FleetSection, Study, place_code, study_
 from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
 from sparing.storage.bank import open_bank
 from sparing.tasks.build import build_task
-from sparing.tasks.code import is_code, load_code
+from sparing.tasks.code import CodeCall, is_code, load_code
 from sparing.tasks.fingerprint import task_fingerprint
 from sparing.tasks.task import Task, copy_model
 
@@ -194,7 +194,7 @@ def task_from_study(study: Study, copies: Path | None = None) -> Task:
 def measured_task(task: Task, study: Study, copies: Path | None = None) -> Task:
     """The task with the metrics that the study names, ours or one's own."""
     names = study.evaluate.metrics
-    return task.measured_by([load_code(m, copies) if is_code(m) else m for m in names]) if names else task
+    return task.measured_by([load_code(CodeCall(m), copies) if is_code(m) else m for m in names]) if names else task
 
 
 def settle_study(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:

@@ -28,7 +28,7 @@ from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
-from sparing.tasks.code import CODE_KEYS, code_in, is_code, place_beside
+from sparing.tasks.code import CODE_KEYS, CodeCall, code_in, is_code, place_beside
 from sparing.train.schedules import read_schedule
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class TaskSection(StudySection):
             self.split = None
         return self
 
-    def code(self) -> dict[str, str]:
-        """What it names of code that is not ours: key -> reference."""
+    def code(self) -> dict[str, CodeCall]:
+        """What it names of code that is not ours, by its keys."""
         return code_in({key: getattr(self, key) for key in CODE_KEYS})
 
 
@@ -275,10 +275,10 @@ class Study(StudySection):
     record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
     keep_secret: StrictBool = False  # what noise was drawn from, once the run has ended; then it can be repeated
 
-    def code(self) -> dict[str, str]:
-        """What it names of code that is not ours: key -> reference."""
-        metrics = [one for one in self.evaluate.metrics if is_code(one)]
-        found = {f"task.{key}": reference for key, reference in self.task.code().items()}
+    def code(self) -> dict[str, CodeCall]:
+        """What it names of code that is not ours, by its keys."""
+        metrics = [CodeCall(one) for one in self.evaluate.metrics if is_code(one)]
+        found = {f"task.{key}": call for key, call in self.task.code().items()}
         return found | {f"evaluate.metrics.{i}": one for i, one in enumerate(metrics)}
 
     def fingerprint(self) -> str:
@@ -333,7 +333,7 @@ def place_code(values: dict[str, Any], path: str | Path | None = None) -> None:
         evaluate["metrics"] = [place_beside(x, folders) if isinstance(x, str) and is_code(x) else x for x in names]
     if not isinstance(task, dict):
         return
-    for key, reference in code_in(task).items():
+    for key, (reference, _) in code_in(task).items():
         found, entry = place_beside(reference, folders), task[key]
         task[key] = {found: entry[reference]} if isinstance(entry, dict) else found
 

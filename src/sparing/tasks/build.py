@@ -20,7 +20,7 @@ from sparing.models import build_network
 from sparing.split import DatasetPartition, partition_dataset
 from sparing.split.laws import SPLIT_LAWS
 from sparing.split.styles import Style, samples_in_style
-from sparing.tasks.code import call_code, is_code, load_code
+from sparing.tasks.code import CodeCall, call_code, is_code, load_code
 from sparing.tasks.own_data import client_sets, dataset_from_sets, sample_shape_and_classes, sets_from_loader
 from sparing.tasks.task import Task
 from sparing.train.losses import Loss
@@ -85,7 +85,7 @@ def _task_of_clients(
         raise ConfigError(f"task.split is null, but {name} does not say who holds what; name a split, such as iid")
     if probe:
         raise ConfigError(f"task.probe is {probe}, but {name} gives the clients' samples; let it return a set 'probe'")
-    sets = sets_from_loader(name, call_code(name, load_code(name, copies), options, {"seed": seed}))
+    sets = sets_from_loader(name, call_code(CodeCall(name, options), {"seed": seed}, copies))
     sets = client_sets(name, sets, seed, test, validation, held_out)
     shape, classes = sample_shape_and_classes(*(one for one in sets.values() if isinstance(one, Clients)))
     if augment:
@@ -104,7 +104,7 @@ def network_builder(
     if not is_code(name):
         return lambda: build_network(model, shape, classes)
     offered = {"shape": shape, "classes": classes, "num_classes": classes}
-    return lambda: call_code(name, load_code(name, copies), options, offered)
+    return lambda: call_code(CodeCall(name, options), offered, copies)
 
 
 def _own_loss(loss: str | Mapping[str, Any] | None, copies: Path | None) -> Loss | None:
@@ -113,7 +113,7 @@ def _own_loss(loss: str | Mapping[str, Any] | None, copies: Path | None) -> Loss
     name, options = name_and_options("loss", loss)
     if not is_code(name):
         raise ConfigError(f"task.loss is {name!r}; name a function that gives one number per sample: my_file.py:loss")
-    found = load_code(name, copies)
+    found = load_code(CodeCall(name, options), copies)
     return partial(found, **options) if options else found
 
 
@@ -131,7 +131,7 @@ def load_and_partition(
     """The dataset and who holds what of it."""
     name, options = name_and_options("data", data)
     if is_code(name):
-        found = call_code(name, load_code(name, copies), options, {"seed": seed})
+        found = call_code(CodeCall(name, options), {"seed": seed}, copies)
         pool = dataset_from_sets(name, sets_from_loader(name, found))
     else:
         pool = load_dataset(name, **options)

@@ -1,15 +1,16 @@
 """Code that a study names: `my_file.py:Net`, or `package.module:factory` as Python finds it.
 
-A file is run only if this user trusts its very bytes; see `tasks.trust`. What Python finds among installed packages
-needs no trust, for whoever installed it has run it; a module under the current folder is a file like any other.
+A file is run only if this user trusts its very bytes; see `tasks.trust`. A module under the current folder is a file like
+any other. Of what Python finds among installed packages, the call is trusted: the name and the options of the study.
 """
 
 import hashlib
 import importlib
 import inspect
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -25,11 +26,12 @@ CODE_KEYS = ("data", "model", "loss")
 
 
 class CodeFile(NamedTuple):
-    """A file that a study would run, read once: what is looked at is what is run."""
+    """A file that a study would run, read once: what is looked at is what is run. Or a call of an installed package."""
 
     path: Path
     text: bytes
     place: Path  # where it lay when the study was written: what it calls its own folder
+    is_call: bool = False
 
     @property
     def sha256(self) -> str:
@@ -45,18 +47,29 @@ def is_code(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def code_in(task: Mapping[str, Any]) -> dict[str, str]:
-    """The code that the task section of a study names: key -> reference.
+class CodeCall(NamedTuple):
+    """What a study would call, and with which options of its own."""
+
+    reference: str
+    options: Mapping[str, Any] = {}
+
+    @property
+    def place(self) -> str:
+        return self.reference.rpartition(":")[0]
+
+
+def code_in(task: Mapping[str, Any]) -> dict[str, CodeCall]:
+    """The code that the task section of a study names, by its keys.
 
     >>> code_in({"data": "digits", "model": {"nets.py:Net": {"width": 8}}})
-    {'model': 'nets.py:Net'}
+    {'model': CodeCall(reference='nets.py:Net', options={'width': 8})}
     """
     found = {}
     for key in CODE_KEYS:
         entry = task.get(key)
-        name = next(iter(entry), None) if isinstance(entry, Mapping) else entry
+        name, options = next(iter(entry.items()), (None, None)) if isinstance(entry, Mapping) else (entry, None)
         if isinstance(name, str) and is_code(name):
-            found[key] = name
+            found[key] = CodeCall(name, options if isinstance(options, Mapping) else {})
     return found
 
 
@@ -75,21 +88,23 @@ def place_beside(reference: str, folders: tuple[Path, ...]) -> str:
     raise ConfigError(f"{reference}: there is no file {place} beside the study or under this folder; check the path")
 
 
-def code_files(reference: str, copies: Path | None = None) -> list[CodeFile]:
-    """The files that loading it runs, those of installed packages aside. `copies`: where a run keeps its own."""
-    place, _, _ = reference.rpartition(":")
+def code_files(call: CodeCall, copies: Path | None = None) -> list[CodeFile]:
+    """What must be trusted before this may be called: the files that it runs. `copies`: where a run keeps its own."""
+    place, reference = call.place, call.reference
     if place.endswith(".py"):
         return [_read_code(_kept_copy(place, copies) or Path(place), Path(place), reference)]
-    return [_read_code(path, path, reference) for path in _modules_here(place)]
+    files = [_read_code(path, path, reference) for path in _modules_here(place)]
+    said = json.dumps([reference, call.options], sort_keys=True, default=str)
+    return files or [CodeFile(Path(place), said.encode(), Path(place), is_call=True)]
 
 
-def load_code(reference: str, copies: Path | None = None) -> Any:
+def load_code(call: CodeCall, copies: Path | None = None) -> Any:
     """The class or function that a study names."""
-    place, _, name = reference.rpartition(":")
-    files = code_files(reference, copies)
+    reference, place, name = call.reference, call.place, call.reference.rpartition(":")[2]
+    files = code_files(call, copies)
     for file in files:
         if not is_trusted(file.sha256):
-            raise ConfigError(untrusted_sentence(reference, file))
+            raise ConfigError(untrusted_sentence(call, file))
     module = _run_file(files[0]) if place.endswith(".py") else _import_module(place, reference)
     if not hasattr(module, name):
         known = [word for word in vars(module) if not word.startswith("_")]
@@ -100,7 +115,13 @@ def load_code(reference: str, copies: Path | None = None) -> Any:
     return found
 
 
-def untrusted_sentence(reference: str, file: CodeFile) -> str:
+def untrusted_sentence(call: CodeCall, file: CodeFile) -> str:
+    reference = call.reference
+    if file.is_call:
+        options = ", ".join(f"{name}={value!r}" for name, value in call.options.items())
+        return (
+            f"the study would call {reference}({options}), which you have not done before; add --trust if you mean it"
+        )
     lines = file.text.count(b"\n")
     return (
         f"{reference} would run {file.path} ({lines} lines, sha256 {file.sha256[:12]}), which you have not run before; "
@@ -108,8 +129,9 @@ def untrusted_sentence(reference: str, file: CodeFile) -> str:
     )
 
 
-def call_code(reference: str, make: Callable[..., Any], options: Mapping[str, Any], offered: Mapping[str, Any]) -> Any:
+def call_code(call: CodeCall, offered: Mapping[str, Any], copies: Path | None = None) -> Any:
     """What it gives, called with a study's options and whatever it takes of what is offered."""
+    reference, options, make = call.reference, call.options, load_code(call, copies)
     try:
         parameters = inspect.signature(make).parameters
     except (TypeError, ValueError):
