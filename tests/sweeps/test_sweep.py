@@ -24,6 +24,7 @@ from sparing.sweeps.execute import run_sweep, train_winner
 from sparing.sweeps.folder import Trial, TrialScore, pareto_trials, planned_trials, starred_trials, winning_trial
 from sparing.sweeps.optuna_search import propose_settings
 from sparing.sweeps.processes import _train_in_child
+from sparing.sweeps.pruning import score_bars
 from sparing.sweeps.spec import grid_settings, load_sweep, sweep_from, trial_study
 
 TASK = {"data": "digits", "clients": 4, "validation": 0.2, "model": "mlp"}
@@ -398,3 +399,28 @@ def test_what_the_page_on_sweeps_shows_is_a_sweep():
     plans = [sweep_from(yaml.safe_load(text)) for text in found]
     assert [len(grid_settings(plan)) for plan in plans if plan.trials is None] == [6]
     assert [plan.trials for plan in plans] == [None, 40]
+
+
+def test_a_search_stops_trials_below_the_median_and_a_grid_does_not(tmp_path):
+    assert plan_of({"trials": 3, "local.lr": [0.1, 0.2]}).prune
+    assert not plan_of({"local.lr": [0.1]}).prune
+    with pytest.raises(ConfigError, match="sweep.prune is 'some'; use true or false"):
+        plan_of({"local.lr": [0.1], "prune": "some"})
+    rates = [0.1, 0.11, 0.12, 0.13, 1e-6]
+    plan = plan_of({"local.lr": rates, "prune": True}, rounds=8)
+    trials = run_sweep(plan, tmp_path / "sweep", jobs=1)
+    assert [trial.complete for trial in trials] == [True] * 4 + [False]
+    why = trials[4].failed[0]
+    assert re.fullmatch(r"stopped after round [2-7]: accuracy .* %, below the median of the trials before it .*", why)
+    assert winning_trial(trials).number < 4
+    assert score_bars(tmp_path / "sweep", plan._replace(prune=False), trials) == {}
+
+
+def test_a_sweep_from_python(tmp_path):
+    found = sparing.sweep(STUDY, {"local.lr": [0.1, 0.2]}, out=tmp_path / "sweep", jobs=1)
+    assert found.best.settings["local.lr"] in (0.1, 0.2)
+    rows = found.table()
+    rows = rows if isinstance(rows, list) else rows.to_dict("records")
+    assert [row["local.lr"] for row in rows] == [0.1, 0.2]
+    again = sparing.sweep(STUDY, {"local.lr": [0.1, 0.2]}, out=tmp_path / "sweep", jobs=1)
+    assert again.trials == found.trials

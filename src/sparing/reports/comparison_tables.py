@@ -237,14 +237,14 @@ def comparison_markdown(found: Comparison) -> str:
 def comparison_csv(found: Comparison) -> str:
     """One row for each method, four decimals; what was not measured is empty."""
     out = io.StringIO()
-    lines = [_flat_row(row) for row in found.rows]
+    lines = [flat_row(row) for row in found.rows]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _four_decimals(v) for k, v in line.items()} for line in lines)
     return out.getvalue()
 
 
-def _flat_row(row: ComparisonRow) -> dict[str, Any]:
+def flat_row(row: ComparisonRow) -> dict[str, Any]:
     out: dict[str, Any] = {"method": row.method, "task": row.task, "seeds": len(row.seeds), "rounds": row.rounds}
     for name, s in row.stats.items():
         out |= {name: s.mean, f"{name}_std": s.std} if name != "seed_std" else {name: s.mean}

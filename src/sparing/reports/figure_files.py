@@ -50,7 +50,7 @@ def write_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str
     paths = []
     with rc_context(_MATPLOTLIB_STYLE):  # pyright: ignore[reportArgumentType]
         for figure in figures:
-            canvas = _draw_figure(figure)
+            canvas = draw_figure(figure)
             for kind in formats:
                 aside: dict[str, Any] = {
                     "png": {"Software": None},
@@ -62,7 +62,7 @@ def write_figures(figures: Sequence[Figure], folder: Path, formats: Sequence[str
     return paths
 
 
-def _draw_figure(figure: Figure) -> Canvas:
+def draw_figure(figure: Figure) -> Canvas:
     """Line plots side by side; many maps in a grid."""
     columns = min(len(figure.plots), 4 if any(plot.kind == "heat" for plot in figure.plots) else 2)
     cells = _grid_places(figure.plots, columns)

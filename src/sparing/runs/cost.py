@@ -10,6 +10,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -26,8 +27,9 @@ from sparing.fleet.timing import samples_visited
 from sparing.runs.loop import cohort_size
 from sparing.runs.plan.settle import tree_bytes
 from sparing.runs.round_times import clock_report, is_timed
-from sparing.runs.start import new_run, settle_study_and_plan, task_from_study
+from sparing.runs.start import new_run, settle_study_and_plan, study_of_arguments, task_from_study
 from sparing.runs.study import Study, study_from
+from sparing.tasks.task import Task
 from sparing.train.working_copy import EVALUATED_AT_ONCE
 from sparing.wire import nbytes
 
@@ -58,6 +60,17 @@ class StudyCost(NamedTuple):
     clock: float | None  # seconds of the first round on the clients' own links; None: they declare none
 
 
+def check(
+    task: Task | dict[str, Any] | str | None = None, method: str | Sequence[Any] = "fedavg", **study: Any
+) -> StudyCost:
+    """Validate a study, and measure what a run would cost: memory, bytes and time. It takes what `sparing.run` takes.
+
+    A `Task` of your own is measured in this process, whose memory then counts.
+    """
+    own = study_of_arguments(task, method, study)
+    return run_cost_trial(own, task) if isinstance(task, Task) else check_study(own)
+
+
 def check_study(study: Study) -> StudyCost:
     """Validate, and measure in a process of its own."""
     arguments = [sys.executable, "-m", "sparing.runs.cost"]
@@ -69,9 +82,9 @@ def check_study(study: Study) -> StudyCost:
     return StudyCost(**json.loads(done.stdout))
 
 
-def run_cost_trial(study: Study) -> StudyCost:
+def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
     """Two chunks of clients through a real round, a few steps each, and a look at their models."""
-    job, study, found = settle_study_and_plan(study, task_from_study(study))
+    job, study, found = settle_study_and_plan(study, task or task_from_study(study))
     count = cohort_size(len(job.task) - len(job.task.held_out), study.sample)
     everyone = job.fleet.cohort(job.seed, 1, len(job.task), count)
     ids = everyone[torch.argsort(job.task.train.count[everyone], descending=True)][: 2 * job.chunk]

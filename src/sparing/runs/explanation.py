@@ -91,8 +91,25 @@ class Explanation(NamedTuple):
     sizes: list[SizeExplanation]
 
 
+def explain(
+    method: str | list[Any],
+    model: str | dict[str, Any] | nn.Module = "cnn",
+    shape: tuple[int, ...] = (3, 32, 32),
+    classes: int = 10,
+) -> Explanation:
+    """What a method sends, keeps and remembers, and what it costs, before anything runs.
+
+    `model` is a network's name, with options if you like, or an nn.Module of your own for samples of that shape.
+
+    >>> found = explain("topk+int8+memory", "mlp", shape=(1, 8, 8))
+    >>> found.stages, found.sizes[0].up.most < found.sizes[0].down.most
+    (['topk', 'int8'], True)
+    """
+    return explain_method(method, model, tuple(shape), classes)
+
+
 def explain_method(
-    method: str | list[Any], model: str | dict[str, Any], shape: tuple[int, ...], classes: int
+    method: str | list[Any], model: str | dict[str, Any] | nn.Module, shape: tuple[int, ...], classes: int
 ) -> Explanation:
     entries = method_list(method)
     made = recipes_from_entries(entries)
@@ -107,7 +124,7 @@ def explain_method(
     )  # made up, like all values here
     return Explanation(
         method="+".join(name_and_options("method", entry)[0] for entry in entries),
-        model=model if isinstance(model, str) else next(iter(model)),
+        model=_model_name(model),
         shape=shape,
         classes=classes,
         parts=[_recipe_part(name_and_options("method", entry)[0]) for entry in entries],
@@ -130,10 +147,18 @@ def explain_method(
     )
 
 
-def _build_made_up(model: str | dict[str, Any], shape: tuple[int, ...], classes: int) -> nn.Module:
+def _build_made_up(model: str | dict[str, Any] | nn.Module, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return build_network(model, shape, classes)
+
+
+def _model_name(model: str | dict[str, Any] | nn.Module) -> str:
+    if isinstance(model, nn.Module):
+        return type(model).__name__
+    return model if isinstance(model, str) else next(iter(model))
 
 
 def _recipe_part(name: str) -> dict[str, str]:

@@ -1,13 +1,14 @@
 """What a run leaves behind: a record per round, a summary, and the same as attributes."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparing.engines.engine import Evaluation, Outcome
+from sparing.runs.tables import frame_of
 from sparing.train.metrics import jain, weighted_mean, worst_decile
 
 
@@ -147,6 +148,11 @@ class Result:
     higher_is_better: bool = True  # of that
     score: float = math.nan  # that metric, of the global model
     personal_score: float = math.nan  # and of the clients' own, mean over clients
+
+    def frame(self) -> Any:
+        """The table of rounds, metrics included: a pandas DataFrame where pandas is installed, else a list of dicts."""
+        rows = [asdict(record) for record in self.table]
+        return frame_of([{**{k: v for k, v in row.items() if k != "metrics"}, **row["metrics"]} for row in rows])
 
     def metric(self, name: str) -> list[float]:
         """One number a round of another metric, or of what the method itself reports; NaN where there is none."""

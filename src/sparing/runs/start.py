@@ -81,17 +81,25 @@ def run(
     >>> result.rounds, result.up_bytes < result.down_bytes
     (1, True)
     """
+    own = study_of_arguments(task, method, study, kept=out is not None)
+    return start_run(own, task if isinstance(task, Task) else None, out, loggers, secret)
+
+
+def study_of_arguments(
+    task: Task | dict[str, Any] | str | None, method: str | Sequence[Any], study: dict[str, Any], kept: bool = False
+) -> Study:
+    """The study that Python's arguments say. `kept`: a run folder will tell this task from others."""
     values: dict[str, Any] = {**study, "method": method}
     if isinstance(task, Task):
-        known = {"name": task.name} | ({} if out is None else {"fingerprint": task_fingerprint(task)})
+        known = {"name": task.name} | ({"fingerprint": task_fingerprint(task)} if kept else {})
         values["task"] = {"data": {OWN_TASK: known}, "clients": len(task), "split": None, "model": None}
-        return start_run(study_from(values), task, out, loggers, secret)
+        return study_from(values)
     if task is not None:
         values["task"] = {"data": task} if isinstance(task, str) else dict(task)
     place_code(values)
     own = study_from(values)
     trust_code(own)  # whoever writes Python runs code of their own
-    return start_run(own, None, out, loggers, secret)
+    return own
 
 
 def start_run(

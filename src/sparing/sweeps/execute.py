@@ -20,6 +20,7 @@ from sparing.sweeps.folder import (
 )
 from sparing.sweeps.optuna_search import import_optuna, propose_settings
 from sparing.sweeps.processes import SweepRun, run_in_processes
+from sparing.sweeps.pruning import score_bars
 from sparing.sweeps.spec import SweepSpec, corner_settings, trial_study
 
 _FINAL_FOLDER = "final"
@@ -62,7 +63,9 @@ def run_sweep(
                 for s in one.seeds:
                     now = course.trials[number]
                     if s not in now.scores and not now.failed:
-                        yield SweepRun(trial_run_folder(folder, one.number, s), trial_study(plan, one.settings, s))
+                        bars = score_bars(folder, plan, course.trials)
+                        study = trial_study(plan, one.settings, s)
+                        yield SweepRun(trial_run_folder(folder, one.number, s), study, bars, plan.judge)
                 number += 1
             elif len(course.trials) < (plan.trials or 0):
                 settings = propose_settings(plan, course.trials, seed)

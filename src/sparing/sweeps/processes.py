@@ -18,10 +18,12 @@ import torch
 
 from sparing.core.errors import ConfigError, SparingError, TrainingError
 from sparing.runs.files.run_folder import CONFIG_FILE, FAILED_FILE
+from sparing.runs.loop import Logger
 from sparing.runs.privacy.secret import delete_secret
 from sparing.runs.start import resume, start_run
-from sparing.runs.study import Study, study_from
+from sparing.runs.study import Study
 from sparing.storage.atomic import write_atomic
+from sparing.sweeps.pruning import HopelessTrial, ScoreBars, stop_below
 
 _TICK_SECONDS = 0.25  # seconds
 _PRELOADED_MODULES = [
@@ -37,6 +39,8 @@ class SweepRun(NamedTuple):
 
     folder: Path
     study: Study
+    bars: ScoreBars = {}  # noqa: RUF012  what it is stopped by
+    judge: str = "accuracy"
 
 
 _RunSource = Callable[[], SweepRun | None]
@@ -54,9 +58,7 @@ def run_in_processes(
         while True:
             while len(running) < jobs and (work := source()) is not None:
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_child_process, args=(work.folder, work.study.model_dump(), theirs), daemon=True
-                )
+                process = context.Process(target=_child_process, args=(work, theirs), daemon=True)
                 process.start()
                 theirs.close()
                 running[process.sentinel] = process, ours, work
@@ -75,26 +77,26 @@ def run_in_processes(
             process.join()
 
 
-def _child_process(folder: Path, study: dict[str, Any], parent: Any) -> None:
+def _child_process(work: SweepRun, parent: Any) -> None:
     """What the process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     warnings.showwarning = lambda *said: None  # log.txt has them
     try:
-        _train_in_child(folder, study_from(study))
+        _train_in_child(work.folder, work.study, stop_below(work.bars, work.judge))
     except SparingError as error:
         parent.send(str(error))
 
 
-def _train_in_child(folder: Path, study: Study) -> None:
+def _train_in_child(folder: Path, study: Study, look: Logger = lambda record: None) -> None:
     """Go on with the run or begin it. Numbers that run away are a result too, and are written down."""
     try:
         if (folder / CONFIG_FILE).exists():
-            resume(folder)
+            resume(folder, loggers=[look])
         else:
-            start_run(study, out=folder)
-    except TrainingError as error:
+            start_run(study, out=folder, loggers=[look])
+    except (TrainingError, HopelessTrial) as error:
         write_atomic(folder / FAILED_FILE, f"{error}\n".encode())
         if not study.keep_secret:
             delete_secret(folder)

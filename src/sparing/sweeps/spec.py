@@ -7,6 +7,7 @@ sweep:
   seeds: 3                                 # of every trial: so many from the study's own on, or a list
   final: 5                                 # with which --final trains the winner
   judge: personal_accuracy                 # on the validation samples; test samples are for --final alone
+  prune: true                              # stop trials below the median of the others: see sweeps.pruning
 """
 
 import copy
@@ -22,7 +23,7 @@ from sparing.runs.study import SCIENTIFIC_NUMBER, Study, apply_override, method_
 
 TrialSettings = dict[str, Any]
 _JUDGES = ("accuracy", "personal_accuracy", "after_accuracy", "worst_decile")
-_SWEEP_KEYS = ("trials", "seeds", "final", "judge")
+_SWEEP_KEYS = ("trials", "seeds", "final", "judge", "prune")
 _RANGE_KINDS = ("log", "linear", "whole")
 _FINAL_SEEDS = 3  # seeds
 
@@ -45,6 +46,7 @@ class SweepSpec(NamedTuple):
     seeds: list[int]
     final: list[int]
     judge: str
+    prune: bool = False
 
 
 def load_sweep(path: str | Path, overrides: list[str]) -> SweepSpec:
@@ -76,9 +78,12 @@ def sweep_from(values: dict[str, Any], where: str = "study") -> SweepSpec:
     ranges = [key for key, one in spaces.items() if isinstance(one, SettingRange)]
     if ranges and trials is None:
         raise ConfigError(f"sweep.{ranges[0]} is a range, which has no end of values; say how many: sweep.trials=40")
+    prune = section.get("prune", trials is not None)
+    if not isinstance(prune, bool):
+        raise ConfigError(f"sweep.prune is {prune!r}; use true or false")
     seeds = _read_seeds("seeds", section.get("seeds", 1), study.seed)
     plan = SweepSpec(
-        base, spaces, trials, seeds, _read_seeds("final", section.get("final", _FINAL_SEEDS), study.seed), judge
+        base, spaces, trials, seeds, _read_seeds("final", section.get("final", _FINAL_SEEDS), study.seed), judge, prune
     )
     _refuse_bad_settings(plan)
     return plan

@@ -1,7 +1,7 @@
 """Code that a study names: `my_file.py:Net`, or `package.module:factory` as Python finds it.
 
-A file is run only if this user trusts its very bytes; see `tasks.trust`. A module under the current folder is a file like
-any other. Of what Python finds among installed packages, the call is trusted: the name and the options of the study.
+A file is run only if this user trusts its very bytes; see `tasks.trust`. A module under the current folder is a file
+like any other. Of what Python finds among installed packages, the call is trusted: its name and the study's options.
 """
 
 import hashlib
@@ -119,9 +119,7 @@ def untrusted_sentence(call: CodeCall, file: CodeFile) -> str:
     reference = call.reference
     if file.is_call:
         options = ", ".join(f"{name}={value!r}" for name, value in call.options.items())
-        return (
-            f"the study would call {reference}({options}), which you have not done before; add --trust if you mean it"
-        )
+        return f"the study would call {reference}({options}), which you have not done before; add --trust to do it"
     lines = file.text.count(b"\n")
     return (
         f"{reference} would run {file.path} ({lines} lines, sha256 {file.sha256[:12]}), which you have not run before; "
