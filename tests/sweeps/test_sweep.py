@@ -404,7 +404,7 @@ def test_what_the_page_on_sweeps_shows_is_a_sweep():
 def test_a_search_stops_trials_below_the_median_and_a_grid_does_not(tmp_path):
     assert plan_of({"trials": 3, "local.lr": [0.1, 0.2]}).prune
     assert not plan_of({"local.lr": [0.1]}).prune
-    with pytest.raises(ConfigError, match="sweep.prune is 'some'; use true or false"):
+    with pytest.raises(ConfigError, match=r"sweep\.prune is 'some'; use true or false"):
         plan_of({"local.lr": [0.1], "prune": "some"})
     rates = [0.1, 0.11, 0.12, 0.13, 1e-6]
     plan = plan_of({"local.lr": rates, "prune": True}, rounds=8)

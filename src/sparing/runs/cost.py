@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, SparingError
-from sparing.core.method import Local
+from sparing.core.method import Local, Method, Trait
 from sparing.core.round import Server, first_client, outgoing
 from sparing.engines.engine import Job, Sizes, cohort_context
 from sparing.engines.evaluation import Wanted
@@ -28,7 +28,7 @@ from sparing.runs.loop import cohort_size
 from sparing.runs.plan.settle import tree_bytes
 from sparing.runs.round_times import clock_report, is_timed
 from sparing.runs.start import new_run, settle_study_and_plan, study_of_arguments, task_from_study
-from sparing.runs.study import Study, study_from
+from sparing.runs.study import PersonalizationSection, Study, study_from
 from sparing.tasks.task import Task
 from sparing.train.working_copy import EVALUATED_AT_ONCE
 from sparing.wire import nbytes
@@ -57,6 +57,7 @@ class StudyCost(NamedTuple):
     evaluation_seconds: float  # of one evaluation
     peak_mb: float  # of the whole run
     state_mb: float  # all clients' state, once every one has taken part
+    fedavg_seconds: float | None  # a round of FedAvg, where the method searches for what fits a budget; else None
     clock: float | None  # seconds of the first round on the clients' own links; None: they declare none
 
 
@@ -82,6 +83,16 @@ def check_study(study: Study) -> StudyCost:
     return StudyCost(**json.loads(done.stdout))
 
 
+def _searches(method: Method) -> bool:
+    """Whether a codec tries what fits into a number of bytes, which takes time."""
+    return any(Trait.COUNTS in codec.effect.traits for codec in method.up)
+
+
+def _fedavg_seconds(study: Study, task: Task | None) -> float:
+    plain = {"method": ["fedavg"], "personalization": PersonalizationSection()}
+    return run_cost_trial(study.model_copy(update=plain), task).seconds
+
+
 def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
     """Two chunks of clients through a real round, a few steps each, and a look at their models."""
     job, study, found = settle_study_and_plan(study, task or task_from_study(study))
@@ -97,6 +108,9 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
         run.engine.evaluate(server, 1, Wanted(ids))
         looked = time.perf_counter() - began
     scale = count / len(ids)
+    steps = _steps_in_round(job, everyone) / _steps_in_round(_shorten_job(job), ids)
+    plain = _fedavg_seconds(study, task) if _searches(job.method) else None
+    seconds = spent * steps if plain is None else plain + max(0.0, spent - plain / steps) * scale
     return StudyCost(
         clients=len(job.task),
         samples=int(job.task.train.count.sum()),
@@ -111,12 +125,13 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
         down_bytes=_download_bytes(job, server, everyone),
         up_bytes=round(_total_bytes(outcome.up) * scale),
         first_bytes=round(_total_bytes(outcome.down) * scale),
-        seconds=spent * _steps_in_round(job, everyone) / _steps_in_round(_shorten_job(job), ids),
+        seconds=seconds,
         evaluation_seconds=looked
         * _samples_evaluated(job, study.evaluate.clients)
         / _samples_evaluated(_shorten_job(job), len(ids)),
         peak_mb=_MEMORY_MARGIN * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
         state_mb=tree_bytes(first_client(job.method, job.initial)) * len(job.task) / 1e6,
+        fedavg_seconds=plain,
         clock=clock_report(_shorten_job(job), outcome, 1, 0.0)["clock"] if is_timed(job.fleet) else None,
     )
 
