@@ -74,9 +74,7 @@ def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> Non
         table.add_row("clock", f"{cost.clock:.1f} s of the clients' time for the first round")
     table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
     if cost.fedavg_seconds is not None:
-        table.add_row(
-            "", f"FedAvg would take {cost.fedavg_seconds:.2f} s: the rest is the search for what fits the budget"
-        )
+        table.add_row("", f"FedAvg would take {cost.fedavg_seconds:.2f} s; the rest is finding what fits the budget")
     table.add_row("", f"{_duration_text(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
     console.print(table)
 

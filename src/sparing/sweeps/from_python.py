@@ -47,8 +47,9 @@ def sweep(
     """Try settings of a study, judged on validation samples; called again, it goes on where it was stopped.
 
     `study` is a study file or its values as a dict, `settings` its section `sweep`, such as
-    `{"local.lr": [0.01, 0.1]}`; see docs/sweeps.md. Runs are processes of their own, `jobs` at a time, so
-    a script calls this under `if __name__ == "__main__":`. With `final`, the winner is then trained anew and judged on the test samples.
+    `{"local.lr": [0.01, 0.1]}`; see docs/sweeps.md. Runs are processes of their own, `jobs` at a time, so a script
+    calls this under `if __name__ == "__main__":`. With `final`, the winner is then trained anew and judged on the test
+    samples.
     """
     values = read_yaml(Path(study)) if isinstance(study, str | Path) else copy.deepcopy(dict(study))
     if settings is not None:
