@@ -27,18 +27,18 @@ def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
     return (files[0] if files else None), overrides
 
 
-def load_known_study(path: str | None, overrides: Sequence[str]) -> Study:
+def load_known_study(path: str | None, overrides: Sequence[str], without_sweep: bool = False) -> Study:
     """A study; what it names must exist, which is known before anything of it is imported."""
-    study = load_study(path, overrides)
+    study = load_study(path, overrides, without_sweep)
     refuse_unknown_methods([name_and_options("method", entry) for entry in study.method])
     refuse_unknown_task(study.task.data, study.task.model)
     return study
 
 
-def study_from_items(items: Sequence[str] | None, trusts: bool = False) -> Study:
+def study_from_items(items: Sequence[str] | None, trusts: bool = False, without_sweep: bool = False) -> Study:
     """The same, as it was typed, and free to run the code that it names."""
     path, overrides = split_items(items or [])
-    study = load_known_study(path, overrides)
+    study = load_known_study(path, overrides, without_sweep)
     admit_code(study, trusts, overrides)
     return study
 

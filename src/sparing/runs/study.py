@@ -311,11 +311,16 @@ def _method_at(value: Any, where: str) -> list[Any]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def load_study(path: str | Path | None, overrides: Sequence[str] = ()) -> Study:
-    """A YAML file (or none, for the defaults) with `key=value` overrides such as `local.lr=0.1`."""
+def load_study(path: str | Path | None, overrides: Sequence[str] = (), without_sweep: bool = False) -> Study:
+    """A YAML file (or none, for the defaults) with `key=value` overrides such as `local.lr=0.1`.
+
+    A section `sweep` is refused, or with `without_sweep` left aside.
+    """
     values = read_yaml(Path(path)) if path is not None else {}
     for item in overrides:
         apply_override(values, item)
+    if without_sweep:
+        values.pop("sweep", None)
     if "sweep" in values:
         raise ConfigError(f"{path} has a section sweep; try its settings with `sparing sweep {path}`")
     place_code(values, path)

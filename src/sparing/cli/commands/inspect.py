@@ -135,7 +135,7 @@ def check_command(
     """
     from sparing.cli.study_files import study_from_items
 
-    study = study_from_items(items, trust)
+    study = study_from_items(items, trust, without_sweep=True)
     from rich.console import Console
 
     from sparing.cli.data_and_cost import show_cost

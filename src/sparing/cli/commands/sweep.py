@@ -75,7 +75,7 @@ def bench_command(
     """
     from sparing.cli.study_files import study_from_items
 
-    study = study_from_items(items, trust)
+    study = study_from_items(items, trust, without_sweep=True)
     from rich.console import Console
 
     from sparing.cli.speed_table import show_speeds
