@@ -8,6 +8,7 @@ from sparing.core.errors import ConfigError
 from sparing.reports.arrangement import arrange_groups
 from sparing.reports.comparison import Comparison, compare_groups
 from sparing.reports.comparison_tables import comparison_csv, comparison_markdown, flat_row
+from sparing.reports.figure import Figure
 from sparing.reports.html_page import report_figures, report_page
 from sparing.reports.latex_table import comparison_latex
 from sparing.reports.run_folders import RunGroup, find_run_folders, group_runs, read_run_folder
@@ -80,13 +81,19 @@ def report(
 ) -> Path:
     """Write the results of runs as one HTML file with figures, which needs no network."""
     found = compare(*runs, baseline=baseline, target=target, allow_incomplete=allow_incomplete)
-    path = Path(out)
+    write_report(found, Path(out))
+    return Path(out)
+
+
+def write_report(found: ComparedRuns, path: Path) -> list[Figure]:
+    """The page as a file; its figures."""
+    made = report_figures(found.groups)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, report_page(found.groups, found.comparison, report_figures(found.groups)).encode())
+        write_atomic(path, report_page(found.groups, found.comparison, made).encode())
     except OSError as error:
-        raise ConfigError(f"cannot write {path} ({error.strerror}); choose another place") from None
-    return path
+        raise ConfigError(f"cannot write {error.filename or path} ({error.strerror}); choose another place") from None
+    return [figure for _, figure in made]
 
 
 def _read_runs(runs: Sequence[str | Path]) -> tuple[list[RunGroup], list[str]]:

@@ -1,12 +1,15 @@
 """`sparing compare`: what runs came to, side by side."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparing.cli.commands.shared import AsJson, complain, mention_secrets, print_json
 from sparing.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparing.reports.from_python import ComparedRuns
 
 
 def compare_command(
@@ -46,36 +49,40 @@ def compare_command(
     """
     if csv + markdown + latex + as_json > 1:
         raise ConfigError("--csv, --markdown, --latex and --json are different answers; choose one")
+    from sparing.reports.from_python import compare
+
+    found = compare(
+        *runs, baseline=baseline, target=target, tolerance=tolerance, warmup=warmup, allow_incomplete=allow_incomplete
+    )
+    files = [] if h5 is None else _write_h5(found, h5, goal)
+    _print_comparison(found, csv, markdown, latex, as_json, files)
+
+
+def _write_h5(found: "ComparedRuns", folder: Path, goal: str) -> list[str]:
+    from sparing.reports.h5_files import write_h5_files
+
+    mention_secrets(run.folder for group in found.groups for run in group.runs)
+    files = []
+    for group in found.groups:
+        files += map(str, write_h5_files(folder, group.task, group.method, goal, [run.table for run in group.runs]))
+    return files
+
+
+def _print_comparison(
+    found: "ComparedRuns", csv: bool, markdown: bool, latex: bool, as_json: bool, files: list[str]
+) -> None:
     from rich.console import Console
 
-    from sparing.reports import comparison_tables as shown
-    from sparing.reports.arrangement import complete_groups
-    from sparing.reports.comparison import compare_groups as compare_runs
-    from sparing.reports.h5_files import write_h5_files
-    from sparing.reports.latex_table import comparison_latex
-    from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+    from sparing.reports.comparison_tables import comparison_json, print_comparison
 
-    groups, notes = group_runs([read_run_folder(folder) for folder in find_run_folders(runs)])
-    found = compare_runs(groups, baseline, target, tolerance, warmup, allow_incomplete)
-    found = found._replace(notes=notes + found.notes)
-    files = []
-    if h5 is not None:
-        mention_secrets(run.folder for group in groups for run in group.runs)
-        kept = {row.label for row in found.rows}
-        for group in groups:
-            if group.label in kept:
-                (whole,), _ = complete_groups([group], allow_incomplete)
-                tables = [run.table for run in whole.runs]
-                files += map(str, write_h5_files(h5, whole.task, whole.method, goal, tables))
     if as_json:
-        print_json(shown.comparison_json(found) | ({"files": files} if files else {}))
+        print_json(comparison_json(found.comparison) | ({"files": files} if files else {}))
         return
     to_paste = csv or markdown or latex
     if to_paste:
-        text = shown.comparison_csv if csv else shown.comparison_markdown if markdown else comparison_latex
-        typer.echo(text(found), nl=False)
+        typer.echo((found.csv if csv else found.markdown if markdown else found.latex)(), nl=False)
     else:
-        shown.print_comparison(found, Console())
+        print_comparison(found.comparison, Console())
     for note in found.notes if csv else ():
         complain(f"note: {note}")
     for path in files:

@@ -35,11 +35,7 @@ def report_command(
     sparing report 'runs/digits-*' -o digits.html --figures figures --format png,pdf
     """
     from sparing.reports import figure_files
-    from sparing.reports.arrangement import arrange_groups
-    from sparing.reports.comparison import compare_groups
-    from sparing.reports.html_page import report_figures, report_page
-    from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
-    from sparing.storage.atomic import write_atomic
+    from sparing.reports.from_python import compare, write_report
 
     kinds = [word.strip() for word in formats.split(",")]
     strange = [word for word in kinds if word not in figure_files.FIGURE_FORMATS]
@@ -47,16 +43,13 @@ def report_command(
         raise ConfigError(
             f"--format has {strange[0]!r}; use {', '.join(figure_files.FIGURE_FORMATS)}, with commas between several"
         )
-    groups, notes = group_runs([read_run_folder(path) for path in find_run_folders(runs)])
-    found = compare_groups(groups, baseline, target, incomplete=allow_incomplete)
-    groups, _ = arrange_groups(groups, baseline, allow_incomplete)
-    made = report_figures(groups)
+    found = compare(*runs, baseline=baseline, target=target, allow_incomplete=allow_incomplete)
+    made = write_report(found, out)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, report_page(groups, found._replace(notes=notes + found.notes), made).encode())
-        paths = figure_files.write_figures([figure for _, figure in made], folder, kinds) if folder is not None else []
+        paths = [] if folder is None else figure_files.write_figures(made, folder, kinds)
     except OSError as error:
-        raise ConfigError(f"cannot write {error.filename or out} ({error.strerror}); choose another place") from None
+        raise ConfigError(f"cannot write {error.filename} ({error.strerror}); choose another place") from None
+    groups = found.groups
     mention_secrets(run.folder for group in groups for run in group.runs)
     typer.echo(f"wrote {out}: {len(made)} figures of {sum(len(group.runs) for group in groups)} runs")
     if folder is not None:
