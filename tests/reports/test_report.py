@@ -263,7 +263,7 @@ def test_a_figure_has_one_legend(groups, report):
     page = report.read_text()
     section = page[page.index('<section id="accuracy-by-round"') :]
     assert section[: section.index("</figure>")].count('class="legend"') == 1
-    canvas = figure_files._draw_figure(figure)
+    canvas = figure_files.draw_figure(figure)
     assert len(canvas.legends) == 1
     assert not any(ax.get_legend() for ax in canvas.axes)
 
