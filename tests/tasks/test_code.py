@@ -12,7 +12,7 @@ import sparing
 from sparing.cli.app import app
 from sparing.core.errors import ConfigError, DataError
 from sparing.tasks.build import build_task
-from sparing.tasks.code import CodeCall, code_files, load_code, place_beside
+from sparing.tasks.code import CodeCall, code_file, load_code, place_beside
 from sparing.tasks.trust import is_trusted, trust, trust_record
 from support import Stop, stop_after
 
@@ -73,7 +73,7 @@ def write_study(path="study.yaml", **task):
 
 
 def trust_mine():
-    trust(code_files(CodeCall("mine.py:Net"))[0].sha256, Path("mine.py"))
+    trust(code_file(CodeCall("mine.py:Net")).sha256, Path("mine.py"))
 
 
 def test_model_data_and_loss_of_ones_own_from_python():
@@ -200,18 +200,52 @@ def test_explain_compare_and_report_run_no_code():
     assert "explain runs no code but sparing's" in said.output
 
 
-def test_a_module_under_this_folder_is_a_file_like_any_other(home):
-    package = home / "nets_of_mine"
+def test_nothing_under_this_folder_takes_the_place_of_an_installed_package(home):
+    package = home / "xmlrpc"
     package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "small.py").write_text(MINE)
-    files = code_files(CodeCall("nets_of_mine.small:Net"))
-    assert [file.path.name for file in files] == ["__init__.py", "small.py"]
-    with pytest.raises(ConfigError, match="you have not run before"):
-        load_code(CodeCall("nets_of_mine.small:Net"))
-    for file in files:
-        trust(file.sha256, file.path)
-    assert load_code(CodeCall("nets_of_mine.small:Net")).__name__ == "Net"
+    (package / "__init__.py").write_text("raise SystemExit('code was run')\n")
+    (home / "wsgiref.py").write_text("raise SystemExit('code was run')\n")
+    for reference in ("xmlrpc.client:dumps", "wsgiref.util:guess_scheme"):
+        call = CodeCall(reference)
+        with pytest.raises(ConfigError, match="would call"):
+            load_code(call)
+        trust(code_file(call).sha256, Path(reference))
+        assert callable(load_code(call))
+    ours = CodeCall("sparing.runs.start:run")
+    trust(code_file(ours).sha256, Path("x"))
+    with pytest.raises(ConfigError, match="is sparing's own"):
+        load_code(ours)
+
+
+def test_what_a_file_only_imports_is_not_called():
+    Path("mine.py").write_text("from shutil import rmtree\n" + MINE)
+    trust_mine()
+    with pytest.raises(ConfigError, match=r"mine\.py only imports rmtree"):
+        load_code(CodeCall("mine.py:rmtree", {"path": "."}))
+
+
+def test_typing_one_name_trusts_no_other(home):
+    write_study(data="mine.py:load")
+    (home / "notmine.py").write_text(MINE)
+    said = sparing_says("run", "study.yaml", "task.model=notmine.py:Net")
+    assert said.exit_code == 2
+    assert "mine.py:load would run mine.py" in said.output
+    write_study(model={"mine.py:Net": {"width": 3}})
+    assert sparing_says("run", "study.yaml", "task.data=mine.py:load").exit_code == 2, "nor options of the study"
+
+
+def test_code_is_not_swept_nor_drawn():
+    study = {"task": {"data": "mine.py:load", "validation": 0.2}, "sweep": {"task.model": ["mine.py:Net"]}}
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    said = sparing_says("sweep", "study.yaml", "--trust")
+    assert said.exit_code == 2
+    assert "sweep.task.model names code" in said.output
+    assert "data runs no code but sparing's" in sparing_says("data", "mine.py:load").output
+
+
+def test_nothing_steers_the_terminal():
+    write_study(data={"wsgiref.util:guess_scheme": {"a\x1b[2K": 1}}, model="mlp")
+    assert "\x1b" not in sparing_says("run", "study.yaml").output
 
 
 def test_a_call_of_an_installed_package_is_trusted_with_its_options():
@@ -220,7 +254,7 @@ def test_a_call_of_an_installed_package_is_trusted_with_its_options():
     assert said.exit_code == 2
     assert "would call shutil.nothing:rmtree(path='precious'), which you have not done before" in said.output
     harmless = CodeCall("torch.nn:Linear", {"in_features": 2})
-    (call,) = code_files(harmless)
+    call = code_file(harmless)
     trust(call.sha256, call.path)
     assert load_code(harmless) is torch.nn.Linear
     with pytest.raises(ConfigError, match=r"would call torch.nn:Linear\(in_features=3\)"):

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from sparing.cli.commands.shared import complain, print_json
 from sparing.cli.pfllib_flags import PfllibStudy
+from sparing.cli.study_files import admit_code
 from sparing.cli.watched_runs import begin_run, resume_run, watch_run
 from sparing.cli.wording import print_result
 from sparing.reports.h5_files import write_h5
@@ -23,6 +24,7 @@ def run_pfllib(said: PfllibStudy) -> None:
         typer.echo(f"{said.algorithm} on {said.dataset}, as a study:\n\n{yaml.safe_dump(plain, sort_keys=False)}")
         for note in said.notes:
             complain(f"note: {note}")
+    admit_code(said.study, False)
     results, names = [], (said.dataset, said.algorithm, said.goal)
     paths: list[Path] = []
     for i in range(said.times):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from sparing.cli.commands.shared import complain
 from sparing.cli.wording import method_name
@@ -11,7 +12,8 @@ from sparing.core.errors import ConfigError
 from sparing.data.options import name_and_options
 from sparing.runs.known_names import refuse_unknown_methods, refuse_unknown_task
 from sparing.runs.own_code import code_of_study, refuse_untrusted, trust_code
-from sparing.runs.study import Study, load_study
+from sparing.runs.study import Study, apply_override, load_study, place_code, study_from
+from sparing.tasks.code import CodeCall
 
 
 def split_items(items: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -48,11 +50,20 @@ def admit_code(study: Study, trusts: bool, typed: Sequence[str] = (), copies: Pa
     calls = study.code().values()
     if not calls:
         return
-    if trusts or all(any(call.reference in word for word in typed) for call in calls):
+    if trusts or all(call in _calls_typed(typed) for call in calls):
         trust_code(study, copies)
     refuse_untrusted(study, copies)
     for one in code_of_study(study, copies):
         complain(f"{one.key} runs {one.reference} ({one.path}, sha256 {one.sha256[:12]})")
+
+
+def _calls_typed(overrides: Sequence[str]) -> list[CodeCall]:
+    """The code that was named on the command line itself, with the options given there."""
+    values: dict[str, Any] = {}
+    for item in overrides:
+        apply_override(values, item)
+    place_code(values)
+    return list(study_from({key: values[key] for key in ("task", "evaluate") if key in values}).code().values())
 
 
 def free_run_folder(study: Study) -> Path:

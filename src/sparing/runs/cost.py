@@ -74,7 +74,7 @@ def check(
 
 def check_study(study: Study) -> StudyCost:
     """Validate, and measure in a process of its own."""
-    arguments = [sys.executable, "-m", "sparing.runs.cost"]
+    arguments = [sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []), "-m", "sparing.runs.cost"]
     done = subprocess.run(arguments, input=study.model_dump_json(), capture_output=True, text=True)
     if done.returncode == 2:
         raise ConfigError(done.stderr.strip())

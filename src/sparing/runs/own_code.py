@@ -6,7 +6,7 @@ from typing import NamedTuple
 from sparing.core.errors import ConfigError
 from sparing.runs.study import Study
 from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
-from sparing.tasks.code import code_files, copy_name, untrusted_sentence
+from sparing.tasks.code import code_file, copy_name, untrusted_sentence
 from sparing.tasks.trust import is_trusted, trust
 
 CODE_FOLDER = "code"
@@ -22,11 +22,8 @@ class NamedCode(NamedTuple):
 
 
 def code_of_study(study: Study, copies: Path | None = None) -> list[NamedCode]:
-    return [
-        NamedCode(key, call.reference, file.path, file.sha256)
-        for key, call in study.code().items()
-        for file in code_files(call, copies)
-    ]
+    files = {key: (call, code_file(call, copies)) for key, call in study.code().items()}
+    return [NamedCode(key, call.reference, file.path, file.sha256) for key, (call, file) in files.items()]
 
 
 def trust_code(study: Study, copies: Path | None = None) -> None:
@@ -37,16 +34,16 @@ def trust_code(study: Study, copies: Path | None = None) -> None:
 
 def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
     for call in study.code().values():
-        for file in code_files(call, copies):
-            if not is_trusted(file.sha256):
-                raise ConfigError(untrusted_sentence(call, file))
+        file = code_file(call, copies)
+        if not is_trusted(file.sha256):
+            raise ConfigError(untrusted_sentence(call, file))
 
 
 def keep_copies(study: Study, folder: Path) -> None:
     """The files as they are now, in the run folder: whoever goes on with the run goes on with these."""
     for call in study.code().values():
-        if call.place.endswith(".py"):
+        if call.is_file:
             path = folder / CODE_FOLDER / copy_name(call.place)
             with os_errors_as_checkpoint_error(path):
                 path.parent.mkdir(exist_ok=True)
-                write_atomic(path, code_files(call)[0].text)
+                write_atomic(path, code_file(call).text)

@@ -12,7 +12,7 @@ from sparing.runs.tables import frame_of
 from sparing.sweeps.execute import run_sweep, train_winner
 from sparing.sweeps.folder import Trial, winning_trial
 from sparing.sweeps.processes import default_jobs
-from sparing.sweeps.spec import corner_settings, sweep_from, trial_study
+from sparing.sweeps.spec import sweep_from, trial_study
 
 
 class SweepResult(NamedTuple):
@@ -57,8 +57,7 @@ def sweep(
     place_code(values, study if isinstance(study, str | Path) else None)
     plan = sweep_from(values, str(study) if isinstance(study, str | Path) else "study")
     if isinstance(study, Mapping):
-        for some in corner_settings(plan):
-            trust_code(trial_study(plan, some, plan.seeds[0]))
+        trust_code(trial_study(plan, {}, plan.seeds[0]))
     folder, at_once = Path(out), jobs or default_jobs([trial_study(plan, {}, plan.seeds[0])])
     if at_once < 1:
         raise ConfigError(f"jobs is {jobs}; run at least one at a time")

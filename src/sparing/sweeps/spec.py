@@ -20,6 +20,7 @@ from sparing.core.errors import ConfigError, nearest_name
 from sparing.data.options import name_and_options
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import SCIENTIFIC_NUMBER, Study, apply_override, method_list, place_code, read_yaml, study_from
+from sparing.tasks.code import code_in
 
 TrialSettings = dict[str, Any]
 _JUDGES = ("accuracy", "personal_accuracy", "after_accuracy", "worst_decile")
@@ -107,6 +108,9 @@ def _read_space(key: str, value: Any) -> SettingSpace:
         raise ConfigError("sweep.seed would choose a lucky draw; a sweep repeats its trials with sweep.seeds")
     if key.startswith("evaluate."):
         raise ConfigError(f"sweep.{key} would judge its trials differently; set {key} for the whole study")
+    named = [one for one in value if code_in({key.removeprefix("task."): one})] if isinstance(value, list) else []
+    if named:
+        raise ConfigError(f"sweep.{key} names code; name it in the study itself, and try options of it")
     if isinstance(value, list) and value:
         values = [_read_number(one) for one in value]
         if any(one in values[:i] for i, one in enumerate(values)):

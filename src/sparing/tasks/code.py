@@ -1,16 +1,15 @@
-"""Code that a study names: `my_file.py:Net`, or `package.module:factory` as Python finds it.
+"""Code that a study names: `my_file.py:Net`, or `package.module:factory` of an installed package.
 
-A file is run only if this user trusts its very bytes; see `tasks.trust`. A module under the current folder is a file
-like any other. Of what Python finds among installed packages, the call is trusted: its name and the study's options.
+A file is run only if this user trusts its very bytes; see `tasks.trust`. Of an installed package, the call is trusted:
+its name and the study's options.
 """
 
 import hashlib
 import importlib
 import inspect
-import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ def is_code(text: str) -> bool:
     >>> is_code("my_file.py:Net"), is_code("package.module:factory"), is_code("cnn"), is_code("npz:data")
     (True, True, False, False)
     """
-    return _REFERENCE.fullmatch(text) is not None
+    return text.isprintable() and _REFERENCE.fullmatch(text) is not None
 
 
 class CodeCall(NamedTuple):
@@ -57,6 +56,10 @@ class CodeCall(NamedTuple):
     def place(self) -> str:
         return self.reference.rpartition(":")[0]
 
+    @property
+    def is_file(self) -> bool:
+        return self.place.endswith(".py")
+
 
 def code_in(task: Mapping[str, Any]) -> dict[str, CodeCall]:
     """The code that the task section of a study names, by its keys.
@@ -67,7 +70,9 @@ def code_in(task: Mapping[str, Any]) -> dict[str, CodeCall]:
     found = {}
     for key in CODE_KEYS:
         entry = task.get(key)
-        name, options = next(iter(entry.items()), (None, None)) if isinstance(entry, Mapping) else (entry, None)
+        if isinstance(entry, Mapping) and len(entry) != 1:
+            continue  # no name with options; refused elsewhere
+        name, options = next(iter(entry.items())) if isinstance(entry, Mapping) else (entry, None)
         if isinstance(name, str) and is_code(name):
             found[key] = CodeCall(name, options if isinstance(options, Mapping) else {})
     return found
@@ -88,37 +93,41 @@ def place_beside(reference: str, folders: tuple[Path, ...]) -> str:
     raise ConfigError(f"{reference}: there is no file {place} beside the study or under this folder; check the path")
 
 
-def code_files(call: CodeCall, copies: Path | None = None) -> list[CodeFile]:
-    """What must be trusted before this may be called: the files that it runs. `copies`: where a run keeps its own."""
-    place, reference = call.place, call.reference
-    if place.endswith(".py"):
-        return [_read_code(_kept_copy(place, copies) or Path(place), Path(place), reference)]
-    files = [_read_code(path, path, reference) for path in _modules_here(place)]
-    said = json.dumps([reference, call.options], sort_keys=True, default=str)
-    return files or [CodeFile(Path(place), said.encode(), Path(place), is_call=True)]
+def code_file(call: CodeCall, copies: Path | None = None) -> CodeFile:
+    """What must be trusted before this may be called. `copies`: where a run keeps the files that it began with."""
+    place, reference = Path(call.place), call.reference
+    if not call.is_file:
+        options = sorted((repr(name), repr(value)) for name, value in call.options.items())
+        return CodeFile(place, f"{reference} {options}".encode(), place, is_call=True)
+    path = place if copies is None else copies / copy_name(call.place)
+    try:
+        return CodeFile(path, path.read_bytes(), place)
+    except OSError as error:
+        raise ConfigError(f"{reference}: cannot read {path} ({error.strerror}); check the path") from None
 
 
 def load_code(call: CodeCall, copies: Path | None = None) -> Any:
     """The class or function that a study names."""
-    reference, place, name = call.reference, call.place, call.reference.rpartition(":")[2]
-    files = code_files(call, copies)
-    for file in files:
-        if not is_trusted(file.sha256):
-            raise ConfigError(untrusted_sentence(call, file))
-    module = _run_file(files[0]) if place.endswith(".py") else _import_module(place, reference)
+    reference, name = call.reference, call.reference.rpartition(":")[2]
+    file = code_file(call, copies)
+    if not is_trusted(file.sha256):
+        raise ConfigError(untrusted_sentence(call, file))
+    module = _run_file(file) if call.is_file else _import_installed(call)
     if not hasattr(module, name):
         known = [word for word in vars(module) if not word.startswith("_")]
-        raise ConfigError(f"{reference}: {place} defines no {name!r}; {nearest_name(name, known)}")
+        raise ConfigError(f"{reference}: {call.place} defines no {name!r}; {nearest_name(name, known)}")
     found = getattr(module, name)
     if not callable(found):
         raise ConfigError(f"{reference} is a {type(found).__name__}; name a class or a function")
+    if call.is_file and getattr(found, "__module__", None) != module.__name__:
+        raise ConfigError(f"{reference}: {call.place} only imports {name}; define there what uses it")
     return found
 
 
 def untrusted_sentence(call: CodeCall, file: CodeFile) -> str:
     reference = call.reference
     if file.is_call:
-        options = ", ".join(f"{name}={value!r}" for name, value in call.options.items())
+        options = ", ".join(f"{name!s:.40}={value!r:.80}" for name, value in call.options.items())
         return f"the study would call {reference}({options}), which you have not done before; add --trust to do it"
     lines = file.text.count(b"\n")
     return (
@@ -146,37 +155,13 @@ def call_code(call: CodeCall, offered: Mapping[str, Any], copies: Path | None = 
     return make(**given)
 
 
-def _kept_copy(place: str, copies: Path | None) -> Path | None:
-    copy = copies / copy_name(place) if copies is not None else None
-    return copy if copy is not None and copy.is_file() else None
-
-
 def copy_name(place: str) -> str:
     """What the copy of a file is called in a run folder.
 
     >>> copy_name("models/net.py")
-    'net-b3af.py'
+    'net-59f6229ef65bc8e1.py'
     """
-    return f"{Path(place).stem}-{hashlib.sha256(place.encode()).hexdigest()[:4]}.py"
-
-
-def _read_code(path: Path, place: Path, reference: str) -> CodeFile:
-    try:
-        return CodeFile(path, path.read_bytes(), place)
-    except OSError as error:
-        raise ConfigError(f"{reference}: cannot read {path} ({error.strerror}); check the path") from None
-
-
-def _modules_here(dotted: str) -> Iterator[Path]:
-    """The files of this module and the packages it lies in, if it lies under the current folder."""
-    folder, found = Path(), []
-    for part in dotted.split("."):
-        package, module = folder / part / "__init__.py", folder / f"{part}.py"
-        if not (folder / part).is_dir() and not module.is_file():
-            return
-        found += [path for path in (package, module) if path.is_file()][:1]
-        folder = folder / part
-    yield from found
+    return f"{Path(place).stem}-{hashlib.sha256(place.encode()).hexdigest()[:16]}.py"
 
 
 def _run_file(file: CodeFile) -> ModuleType:
@@ -197,16 +182,19 @@ def _run_file(file: CodeFile) -> ModuleType:
     return module
 
 
-def _import_module(dotted: str, reference: str) -> ModuleType:
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
+def _import_installed(call: CodeCall) -> ModuleType:
+    """The module as an installed package has it: nothing in the current folder can take its place."""
+    if call.place.split(".")[0] == "sparing":
+        raise ConfigError(f"{call.reference} is sparing's own; a study names what sparing has by its name")
+    paths, here = list(sys.path), Path.cwd().resolve()
+    sys.path[:] = [path for path in paths if path and Path(path).resolve() != here]
     try:
-        return importlib.import_module(dotted)
+        return importlib.import_module(call.place)
     except Exception as error:
-        hint = "name a file (my_file.py:Net) or a module that Python finds"
-        raise ConfigError(f"{reference}: cannot import {dotted} ({_first_line(error)}); {hint}") from error
+        hint = "name a file (my_file.py:Net) or a module of an installed package"
+        raise ConfigError(f"{call.reference}: cannot import {call.place} ({_first_line(error)}); {hint}") from error
     finally:
-        sys.path.remove(here)
+        sys.path[:] = paths
 
 
 def _first_line(error: Exception) -> str:

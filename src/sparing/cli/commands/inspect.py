@@ -100,6 +100,8 @@ def data_command(
         print_json(datasets) if as_json else _print_datasets(datasets)
         return
     task = load_known_study(None, [f"task.data={name}", *(f"task.{item}" for item in items or [])]).task
+    if task.code():
+        raise ConfigError(f"{name} is code, and data runs no code but sparing's; `sparing check` does")
     from rich.console import Console
 
     from sparing.cli.data_and_cost import show_split, split_json

@@ -38,7 +38,9 @@ def mention_secrets(folders: Iterable[Path]) -> None:
 
 
 def complain(text: str) -> None:
-    typer.echo(f"sparing: {text}", err=True)
+    """A line on stderr; what would steer a terminal is shown instead of done."""
+    plain = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    typer.echo(f"sparing: {plain}", err=True)
 
 
 def _turn_on_debug_lines(wanted: bool) -> None:

@@ -29,14 +29,13 @@ def sweep_command(
     sparing sweep study.yaml sweep.trials=60 --json
     """
     from sparing.cli.study_files import admit_code, split_items
-    from sparing.sweeps.spec import corner_settings, load_sweep, trial_study
+    from sparing.sweeps.spec import load_sweep, trial_study
 
     path, overrides = split_items(items or [])
     if path is None:
         raise ConfigError("a sweep needs a study file; write one with `sparing new first`")
     plan = load_sweep(path, overrides)
-    for settings in corner_settings(plan):
-        admit_code(trial_study(plan, settings, plan.seeds[0]), trust, overrides)
+    admit_code(trial_study(plan, {}, plan.seeds[0]), trust, overrides)
     from rich.console import Console
 
     from sparing.cli import sweep_view as shown
