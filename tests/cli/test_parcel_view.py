@@ -80,7 +80,7 @@ def test_downloads_of_several_parcels(broadcast, tmp_path):
     assert own["leaves"] == []
     assert {leaf["dtype"] for leaf in update["leaves"]} == {"int8"}
     text = asked(files[0]).output
-    assert "in 2 parcels, one behind the other" in text
+    assert "in 2 parcels, one after another" in text
     assert "round 2, client all, update" in text
     assert "round 3, client 0, down" in text
     alone = tmp_path / "alone.spar"
