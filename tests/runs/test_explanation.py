@@ -156,7 +156,7 @@ def test_a_probe_set_is_said():
     assert abs(e.sizes[0].up.bytes - plain.sizes[0].up.bytes) <= 8, "but for the length of a length"
     assert e.sizes[0].down.positions == "paid"
     out = CliRunner().invoke(app, ["explain", json.dumps(method)]).output
-    assert "the server needs" in out
+    assert "server data" in out
     assert "task.probe" in out
 
 

@@ -462,7 +462,7 @@ def test_check_shows_what_was_tried(trials):
     assert "measured now, and cached" in text
     assert "1,234.5 clients/s  implicit, chunk 10, 2 threads, chosen" in text
     assert "300.0 clients/s  stacked, chunk 10, 1 thread\n" in text
-    assert "10 clients at once: " in text
+    assert "10 clients at a time: " in text
     assert "of 1.1 GB allowed (plan.memory)" in text
     assert "measured earlier" in shown(cost_of(study_from(STUDY)))
     assert json.loads(json.dumps(cost._asdict()))["how"] == "measured"

@@ -43,7 +43,9 @@ def print_explanation(e: Explanation, console: Console) -> None:
     grid.add_row("server state", "the model" + (f"; {kept}" if kept else "") + rows)
     if e.probe:
         grid.add_row("server data", "labelled samples of its own (task.probe), for a gradient each round")
-    grid.add_row("aggregation", f"weighted by {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else ""))
+    grid.add_row(
+        "aggregation", f"client weights: {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else "")
+    )
     console.print(grid, highlight=False)
     console.print()
     console.print(_cost_table(e), highlight=False)
