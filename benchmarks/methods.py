@@ -170,7 +170,7 @@ def shown(value: bool | float) -> str:
 
 def table(task: str, done: list[dict[str, Any]]) -> str:
     lines = [
-        "| method | setting | lr | global | personal | after local training | worst decile | MB up | MB down |",
+        "| method | setting | lr | global | personalized | fine-tuned | worst decile | MB up | MB down |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for method, (key, _, _) in METHODS.items():

@@ -130,7 +130,11 @@ def runs_of(task: str, scheme: str, done: list[dict[str, Any]]) -> list[dict[str
 
 def table(task: str, done: list[dict[str, Any]]) -> str:
     plain = runs_of(task, "FedAvg", done)
-    lines = ["| scheme | accuracy | against FedAvg | MB up | fewer up | MB down | fewer down |", "|---" * 7 + "|"]
+    lines = [
+        "| method | accuracy | difference vs FedAvg (pp) | MB up | upload compression "
+        "| MB down | download compression |",
+        "|---" * 7 + "|",
+    ]
     for scheme in SCHEMES:
         runs = runs_of(task, scheme, done)
         if not runs:

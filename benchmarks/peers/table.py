@@ -29,7 +29,7 @@ def shape_table(name: str, shape: Results) -> str:
     rows, size, able = shape["rows"], shape["shape"], shape["able"]
     first = rows[OURS]["seconds"]
     on_gpu = any(row["gpu_mb"] for row in rows.values())
-    head = ["", "s a round", "from - to", f"times {OURS}", "processor s", "of the limit", "peak MB"]
+    head = ["", "s per round", "min - max", f"time vs {OURS}", "CPU s", "% of the limit", "peak MB"]
     head += ["GPU MB"] if on_gpu else []
     table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for who, row in rows.items():
@@ -59,7 +59,7 @@ def shape_table(name: str, shape: Results) -> str:
 
 
 def cohort_table(rows: list[Results]) -> str:
-    head = ["cohort", "ms a client", "s a round", "peak MB", "more than before", "GPU MB", "budget, MB"]
+    head = ["cohort", "ms per client", "s per round", "peak MB", "increase, MB", "GPU MB", "budget, MB"]
     table = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for row in rows:
         seconds = statistics.median(row["seconds"])
@@ -86,7 +86,7 @@ def plot(results: Results, path: Path) -> None:
             colour = "C0" if who == OURS else "C9" if "plan" in row else "0.4"
             ax.errorbar(middle, who, xerr=reach, fmt="o", color=colour, capsize=3)
         ax.axvline(shape["floor"], color="C3", lw=1, ls=":")
-        ax.set(xscale="log", xlabel="seconds a round", title=name)
+        ax.set(xscale="log", xlabel="seconds per round", title=name)
         ax.grid(axis="x", alpha=0.3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)

@@ -7,6 +7,7 @@ import ast
 import importlib
 import inspect
 import textwrap
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 def cli() -> str:
     """Every command with its examples and options."""
     parts = [
-        f"{MADE}# Command line\n\nEvery command has `--help`; `sparing --install-completion` teaches the tab key.\n"
+        f"{MADE}# Command line\n\nEvery command has `--help`; `sparing --install-completion` sets up tab completion.\n"
     ]
     group: Any = get_command(app)
     for name, command in group.commands.items():
@@ -80,7 +81,7 @@ def cli() -> str:
             parts.append(f"```text\n{examples.rstrip()}\n```\n")
         rows = pfllib_rows() if name == "pfllib" else [row for p in command.params for row in rows_of(p)]
         if rows:
-            parts.append(table(["", ""], rows))
+            parts.append(table(["option", "meaning"], rows))
     return "\n".join(parts)
 
 
@@ -96,8 +97,8 @@ def rows_of(param: Any) -> list[list[str]]:
 
 
 def pfllib_rows() -> list[list[str]]:
-    actions = [action for action in _make_parser()._actions if action.dest != "help"]
-    return [[f"`{', '.join(a.option_strings) or a.metavar}`", a.help or ""] for a in actions]
+    shown = [action for action in _make_parser()._actions if action.help != SUPPRESS and action.dest != "help"]
+    return [[f"`{', '.join(a.option_strings) or a.metavar}`", a.help or ""] for a in shown]
 
 
 def methods() -> str:
@@ -107,7 +108,9 @@ def methods() -> str:
         if entry.make.__module__.startswith("sparing."):
             said = ", ".join(f"{name}={_default_text(value)}" for name, value in recipe_options(entry).items())
             rows.append([f"`{entry.name}`", entry.about, f"`{said}`" if said else "", entry.paper])
-    return f"{MADE}# All methods\n\nWhat `sparing methods` lists.\n\n" + table(["name", "", "options", "after"], rows)
+    return f"{MADE}# All methods\n\nWhat `sparing methods` lists.\n\n" + table(
+        ["name", "what it does", "options and defaults", "source"], rows
+    )
 
 
 def api() -> str:

@@ -315,7 +315,7 @@ def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130
     stands = r"(round \d+ of 100000 is|no round is) saved( yet)?"
-    assert re.fullmatch(rf"sparing: stopped( at once)?; {stands}, go on with: sparing resume pressed\n", err)
+    assert re.fullmatch(rf"sparing: stopped( at once)?; {stands}, continue with: sparing resume pressed\n", err)
 
     class Enough(Exception):
         pass
@@ -336,6 +336,6 @@ def test_ctrl_c_says_what_is_saved_and_how_to_go_on():
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130
     assert err.startswith("sparing: stopped; round ")
-    assert err.endswith("of 100000 is saved, go on with: sparing resume long\n")
+    assert err.endswith("of 100000 is saved, continue with: sparing resume long\n")
     saved = int(err.split()[3])
     assert len(Path("long/rounds.csv").read_text().splitlines()) - 1 >= saved

@@ -80,12 +80,12 @@ def test_downloads_of_several_parcels(broadcast, tmp_path):
     assert own["leaves"] == []
     assert {leaf["dtype"] for leaf in update["leaves"]} == {"int8"}
     text = asked(files[0]).output
-    assert "in 2 parcels, one behind the other" in text
+    assert "in 2 parcels, one after another" in text
     assert "round 2, client all, update" in text
     assert "round 3, client 0, down" in text
     alone = tmp_path / "alone.spar"
     alone.write_bytes(files[0].read_bytes())
-    assert asked(alone).output.count("only lengths can be told") == 2
+    assert asked(alone).output.count("only lengths are known") == 2
     alone.write_bytes(split_parcels(files[0].read_bytes())[0])
     alone.with_suffix(".schema").write_bytes(files[0].with_suffix(".schema").read_bytes())
     assert "1 parcels, but schemas of 2" in asked(alone).output
@@ -97,7 +97,7 @@ def test_without_a_schema_only_lengths(kept, tmp_path):
     alone.write_bytes(file.read_bytes())
     said = json.loads(asked(alone, "--json").output)
     assert sum(said["sections"]) < said["bytes"] == file.stat().st_size
-    assert "only lengths can be told" in asked(alone).output
+    assert "only lengths are known" in asked(alone).output
 
 
 def test_bad_files(kept, tmp_path):

@@ -459,16 +459,16 @@ def test_check_shows_what_was_tried(trials):
     cost = cost_of(study_from(STUDY))
     text = shown(cost)
     assert "implicit, chunk 10, 2 threads, bank memory" in text
-    assert "measured now, and remembered" in text
+    assert "measured now, and cached" in text
     assert "1,234.5 clients/s  implicit, chunk 10, 2 threads, chosen" in text
     assert "300.0 clients/s  stacked, chunk 10, 1 thread\n" in text
-    assert "10 clients at once: " in text
+    assert "10 clients at a time: " in text
     assert "of 1.1 GB allowed (plan.memory)" in text
-    assert "measured before" in shown(cost_of(study_from(STUDY)))
+    assert "measured earlier" in shown(cost_of(study_from(STUDY)))
     assert json.loads(json.dumps(cost._asdict()))["how"] == "measured"
 
 
 def test_check_says_why_not():
     assert "chosen by rule: about 0.1 s of training are too few" in shown(cost_of(study_from(STUDY)))
     given = {"path": "loop", "chunk": 4, "threads": 1}
-    assert "given by the study" in shown(cost_of(study_from({**STUDY, "plan": given})))
+    assert "set in the study" in shown(cost_of(study_from({**STUDY, "plan": given})))

@@ -282,7 +282,7 @@ def test_nothing_a_run_writes_or_exports_holds_the_secret(tmp_path, monkeypatch,
     for words in (["compare", "a", "--h5", "h5"], ["report", "a", "-o", "a.html", "--figures", "f"]):
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
-        assert "a/secret.key stays behind" in " ".join(done.stderr.split())
+        assert "a/secret.key is left out" in " ".join(done.stderr.split())
     for path in tmp_path.rglob("*"):
         if path.is_file() and path.name != secrets.SECRET_FILE:
             data = path.read_bytes()

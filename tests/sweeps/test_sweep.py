@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_every_run_to_be_resumed(tmp_path):
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert err == "sparing: stopped; what was done is kept, go on with: sparing sweep s.yaml --jobs 2\n"
+    assert err == "sparing: stopped; finished work is kept, continue with: sparing sweep s.yaml --jobs 2\n"
     for run in runs:
         rounds = len((run / "rounds.csv").read_text().splitlines())
 

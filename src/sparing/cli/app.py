@@ -59,16 +59,16 @@ def _top_level(
     """Federated learning that sends only what matters.
 
     \b
-    sparing demo                                 see what sending less costs, in under a minute
-    sparing methods                              what there is to combine
-    sparing explain psfed+int8                   what a combination sends, keeps and costs
-    sparing data digits split.dirichlet=0.1      who holds what
-    sparing new first                            a folder with a study to start from
-    sparing check rounds=30                      what a study will cost
+    sparing demo                                 FedAvg and seven ways to send less, in under a minute
+    sparing methods                              list all methods and their options
+    sparing explain psfed+int8                   what a method uploads, downloads, stores and costs
+    sparing data digits split.dirichlet=0.1      how a dataset is split over clients
+    sparing new first                            create a folder with a study to start from
+    sparing check rounds=30                      estimate memory, bytes and time of a study
     sparing run method=psfed+int8 rounds=30      train
-    sparing sweep study.yaml                     try settings, judged on validation samples
-    sparing compare runs                         what the runs came to, side by side
-    sparing report runs                          the same and more, as one HTML file with figures
+    sparing sweep study.yaml                     search hyperparameters on validation samples
+    sparing compare runs                         compare runs in tables
+    sparing report runs                          compare runs in one HTML file with figures
     """
 
 

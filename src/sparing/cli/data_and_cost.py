@@ -38,14 +38,14 @@ def show_split(task: TaskSection, seed: int, picture: Path, console: Console) ->
     console.print(f"{pool.name}: {len(pool):,} samples of {kind} ({pool.x.dtype}), {pool.classes} classes{groups}")
     for line in split_report_lines(told):
         console.print(line, highlight=False)
-    console.print(f"drawn to {draw_split(told, picture)}")
+    console.print(f"figure written to {draw_split(told, picture)}")
 
 
 _PLAN_ORIGINS = {
-    "given": "given by the study",
+    "given": "set in the study",
     "rule": "chosen by rule",
-    "measured": "measured now, and remembered",
-    "remembered": "measured before",
+    "measured": "measured now, and cached",
+    "remembered": "measured earlier",
 }
 
 
@@ -53,7 +53,7 @@ def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> Non
     table = Table(box=None, show_header=False, padding=(0, 2))
     ways = {(path, chunk, threads): speed for path, chunk, threads, speed in cost.speeds}
     chosen = tuple(cost.plan[key] for key in ("path", "chunk", "threads"))
-    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; {cost.cohort:,} a round if within reach")
+    table.add_row("clients", f"{cost.clients:,} with {cost.samples:,} samples; up to {cost.cohort:,} per round")
     table.add_row("model", f"{cost.parameters:,} parameters")
     table.add_row("plan", f"{_layout_text(*chosen)}, bank {cost.plan['bank']}")
     if cost.plan["precision"] != "float32" or cost.plan["graph"]:
@@ -62,20 +62,20 @@ def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> Non
     for way, speed in sorted(ways.items(), key=lambda item: -item[1]):
         table.add_row("", f"{speed:9,.1f} clients/s  {_layout_text(*way)}" + (", chosen" if way == chosen else ""))
     flight = f"{size_text(cost.flight_bytes)} of {size_text(cost.memory_bytes)} allowed (plan.memory)"
-    table.add_row("in flight", f"{min(cost.plan['chunk'], cost.cohort):,} clients at once: {flight}")
+    table.add_row("working set", f"{min(cost.plan['chunk'], cost.cohort):,} clients at a time: {flight}")
     table.add_row(
-        "down", f"{megabytes_text(cost.down_bytes)} MB a round ({megabytes_text(cost.first_bytes)} while all are new)"
+        "download", f"{megabytes_text(cost.down_bytes)} MB per round ({megabytes_text(cost.first_bytes)} in the first)"
     )
-    table.add_row("up", f"{megabytes_text(cost.up_bytes)} MB a round")
+    table.add_row("upload", f"{megabytes_text(cost.up_bytes)} MB per round")
     table.add_row(
-        "memory", f"{cost.peak_mb:,.0f} MB at most; all clients' state {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
+        "memory", f"{cost.peak_mb:,.0f} MB peak; state of all clients {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
     )
     if cost.clock is not None:
-        table.add_row("clock", f"{cost.clock:.1f} s of the clients' time for the first round")
-    table.add_row("time", f"{cost.seconds:.2f} s a round and {cost.evaluation_seconds:.2f} s an evaluation")
+        table.add_row("simulated time", f"{cost.clock:.1f} s for the first round")
+    table.add_row("time", f"{cost.seconds:.2f} s per round and {cost.evaluation_seconds:.2f} s per evaluation")
     if cost.fedavg_seconds is not None:
         table.add_row("", f"FedAvg would take {cost.fedavg_seconds:.2f} s; the rest is finding what fits the budget")
-    table.add_row("", f"{_duration_text(cost.seconds * rounds + cost.evaluation_seconds * looks)} in all")
+    table.add_row("", f"{_duration_text(cost.seconds * rounds + cost.evaluation_seconds * looks)} in total")
     console.print(table)
 
 

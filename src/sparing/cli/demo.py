@@ -30,9 +30,9 @@ _DEMO_TASK = {"data": "digits", "clients": 20, "split": {"dirichlet": 0.3}, "mod
 _DEMO_LOCAL = {"epochs": 3, "batch": 16, "lr": 0.1, "momentum": 0.9}
 
 _HOW_TO_READ = (
-    "Read every row against the first: accuracy is the global model's on all test samples, personal is the mean of "
-    "the clients' own models on their own samples and worst decile that of the tenth served worst, and a megabyte is "
-    "a million bytes as the encoder writes them."
+    "Compare each row with the first. Accuracy: the global model on all test samples. Personalized: each client's own "
+    "model on its own test samples, mean over clients; worst decile: the mean over the tenth of clients with the "
+    "lowest accuracy. MB: millions of bytes as encoded, of all clients together."
 )
 
 
@@ -67,7 +67,7 @@ def _run_demo_method(label: str, rounds: int, seed: int, *loggers: Logger) -> Re
 def _demo_table(rows: _DemoRows) -> Table:
     out = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))  # 80 columns
     out.add_column("\nmethod".ljust(1 + max(map(len, _DEMO_METHODS))), overflow="fold")
-    for head in ("\naccuracy", "\npersonal", "worst\ndecile", "MB\nup", "MB\ndown", "fewer\nMB up", "\ntime"):
+    for head in ("\naccuracy", "personal-\nized", "worst\ndecile", "MB\nup", "MB\ndown", "fewer\nMB up", "\ntime"):
         out.add_column(head, justify="right", no_wrap=True)
     for label, result in rows.items():
         out.add_row(label, *_demo_cells(result, _times_fewer_bytes(rows, result)))

@@ -7,15 +7,18 @@ from sparing.cli.wording import size_text
 from sparing.runs.explanation import DirectionCost, Explanation
 
 _MEMORY_WORDS = {
-    "own": "its own copy of layers",
-    "up/residual": "what it could not send yet",
-    "local/velocity": "its momentum",
-    "local/control": "its control variates",
+    "own": "own copy of layers",
+    "up/residual": "error-feedback residual",
+    "local/velocity": "momentum",
+    "local/control": "control variates",
+    "its last download": "last download",
+    "the share": "sharing",
+    "what updates could not say": "error-feedback residual",
 }
 _POSITION_WORDS = {
     "none": "",
-    "free": "; both ends know which, so their positions cost nothing",
-    "paid": "; the data decides which are written, so their positions travel too",
+    "free": "; both ends know which, so their positions cost no bytes",
+    "paid": "; the data decides which, so their positions are sent too",
 }
 
 
@@ -31,26 +34,28 @@ def print_explanation(e: Explanation, console: Console) -> None:
         grid.add_row(part["name"], f"{part['about']} [dim]{part['paper']}[/]")
     grid.add_row("", "")
     largest = e.sizes[0]
-    grid.add_row("goes down", _travel_text(largest.down, e.parameters) + _updates_text(e))
-    grid.add_row("goes up", _travel_text(largest.up, e.parameters) + _stages_text(e))
-    grid.add_row("stays home", _stays_home_text(e))
-    grid.add_row("a client keeps", _memory_text(e.client_bytes) or "nothing between rounds")
+    grid.add_row("download", _travel_text(largest.down, e.parameters) + _updates_text(e))
+    grid.add_row("upload", _travel_text(largest.up, e.parameters) + _stages_text(e))
+    grid.add_row("stays local", _stays_home_text(e))
+    grid.add_row("client state", _memory_text(e.client_bytes) or "none between rounds")
     kept = _memory_text(e.server_bytes)
-    rows = f"; {size_text(e.row_bytes)} of each client" if e.row_bytes else ""
-    grid.add_row("the server keeps", "the model" + (f"; {kept}" if kept else "") + rows)
+    rows = f"; {size_text(e.row_bytes)} per client" if e.row_bytes else ""
+    grid.add_row("server state", "the model" + (f"; {kept}" if kept else "") + rows)
     if e.probe:
-        grid.add_row("the server needs", "labelled samples of its own (task.probe), for a gradient each round")
-    grid.add_row("blends", f"by {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else ""))
+        grid.add_row("server data", "labelled samples of its own (task.probe), for a gradient each round")
+    grid.add_row(
+        "aggregation", f"client weights: {e.weighing}" + (f", then {', then '.join(e.steps)}" if e.steps else "")
+    )
     console.print(grid, highlight=False)
     console.print()
     console.print(_cost_table(e), highlight=False)
     if not all(way.exact for size in e.sizes for way in (size.down, size.up)):
-        console.print("≤: at most; about: what an update of normally distributed numbers takes", style="dim")
-    console.print("per client, in a round after any warm-up that is no full sync", style="dim")
+        console.print("≤: upper bound; about: expected for a normally distributed update", style="dim")
+    console.print("bytes per client and round, after any warm-up and outside full syncs", style="dim")
     if most := _most_text(e):
         console.print(most, style="dim")
     if any(size.other_parameters for size in e.sizes):
-        console.print("\nwere factored convolutions k x k ones to the same rank, then 1 x 1 ones:", highlight=False)
+        console.print("\nif convolutions were factored as k x k down to that rank, then 1 x 1:", highlight=False)
         console.print(_other_cost_table(e), highlight=False)
 
 
@@ -60,15 +65,15 @@ def _travel_text(way: DirectionCost, everything: int) -> str:
     what = "all" if way.parameters == everything else f"{way.parameters:,} of {everything:,}"
     text = f"{what} parameters"
     if way.sent < way.parameters:
-        text += f", at most {way.sent:,} of them written"
+        text += f", at most {way.sent:,} of them sent"
     if way.buffers:
         text += f" and {way.buffers:,} buffer values"
     return text + _POSITION_WORDS[way.positions]
 
 
 def _stages_text(e: Explanation) -> str:
-    text = f"; written by {', then '.join(e.stages)}" if e.stages else ""
-    return text + ("; what is lost on the way is added to the next update" if e.memory else "")
+    text = f"; compressed by {', then '.join(e.stages)}" if e.stages else ""
+    return text + ("; error feedback adds what is lost to the next update" if e.memory else "")
 
 
 def _updates_text(e: Explanation) -> str:
@@ -76,8 +81,8 @@ def _updates_text(e: Explanation) -> str:
         return ""
     by = ", then ".join(e.broadcast)
     if e.updates:
-        return f"; or the updates since a client's last visit, written by {by}, where that is less"
-    return f"; the server's update is written by {by}, but clients get values, since they hold only parts of the model"
+        return f"; or, where smaller, the updates since a client's last round, compressed by {by}"
+    return f"; the server's update is compressed by {by}, but clients download values: they hold part of the model"
 
 
 def _stays_home_text(e: Explanation) -> str:
@@ -88,10 +93,12 @@ def _stays_home_text(e: Explanation) -> str:
         )
     if e.values:
         said.append(
-            f"{_layer_names_text(e.values, e.layers)} stays the client's own, but goes up for the server to compare"
+            f"{_layer_names_text(e.values, e.layers)} stays the client's own, but is uploaded for the server to compare"
         )
     if e.own and e.own != e.values:
-        said.append(f"clients keep their own copy of {_layer_names_text(e.own, e.layers)} and overwrite what comes")
+        said.append(
+            f"clients keep their own copy of {_layer_names_text(e.own, e.layers)} and overwrite what they download"
+        )
     return "; ".join(said) or "nothing but the data"
 
 
@@ -106,8 +113,8 @@ def _memory_text(state: dict[str, int]) -> str:
 
 
 def _cost_table(e: Explanation) -> Table:
-    table = Table("clients", box=None, pad_edge=False, header_style="bold")
-    for name in ("parameters", "multiply-adds a sample", "down", "up", "first contact"):
+    table = Table("\nclients", box=None, pad_edge=False, header_style="bold")
+    for name in ("\nparameters", "MACs per\nsample", "\ndownload", "\nupload", "first\ndownload"):
         table.add_column(name, justify="right")
     for size in e.sizes:
         cells = [f"{size.parameters:,}", f"{size.multiply_adds:,}", _bytes_text(size.down), _bytes_text(size.up)]
@@ -116,8 +123,8 @@ def _cost_table(e: Explanation) -> Table:
 
 
 def _other_cost_table(e: Explanation) -> Table:
-    table = Table("clients", box=None, pad_edge=False, header_style="bold")
-    for name in ("parameters", "multiply-adds a sample"):
+    table = Table("\nclients", box=None, pad_edge=False, header_style="bold")
+    for name in ("\nparameters", "MACs per\nsample"):
         table.add_column(name, justify="right")
     for size in e.sizes:
         if size.other_parameters is not None:
@@ -135,9 +142,9 @@ def _bytes_text(way: DirectionCost) -> str:
 def _most_text(e: Explanation) -> str:
     """What other rounds cost, where that is more."""
     said = []
-    for name in ("down", "up"):
+    for name, word in (("down", "download"), ("up", "upload")):
         ways = [getattr(size, name) for size in e.sizes]
         most = max(way.most for way in ways)
         if most > 1.01 * max(way.bytes for way in ways):
-            said.append(f"{size_text(most)} {name}")
-    return f"in any other round at most {' and '.join(said)}" if said else ""
+            said.append(f"{size_text(most)} {word}")
+    return f"any other round: at most {' and '.join(said)}" if said else ""

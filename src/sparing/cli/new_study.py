@@ -12,28 +12,28 @@ _STUDY_TEXT = """\
 task:
   data: digits                # `sparing data` lists what there is, your own files included
   clients: 20
-  split: {dirichlet: 0.3}     # how unlike the clients are: 0.1 is very skewed, 100 almost alike; or iid
+  split: {dirichlet: 0.3}     # label skew: 0.1 is very non-IID, 100 nearly IID; or iid
   model: cnn                  # or mlp, lenet5, resnet18, ... or with options: {mlp: {hidden: [200, 200]}}
-  test: 0.25                  # share of each client's samples kept for testing, where there is no official test set
-  # validation: 0.2           # and for choosing settings: evaluate.set=validation
+  test: 0.25                  # fraction of each client's samples used as test set, where there is no official one
+  # validation: 0.2           # the same for choosing hyperparameters: evaluate.set=validation
 
 method: fedavg                # `sparing methods` lists them; or psfed+topk+int8+memory, in order of execution;
                               # with options: [psfed, {topk: {ratio: 0.1}}, int8, memory]
 
-local:                        # training on a client
+local:                        # local training
   epochs: 3
   batch: 16
   lr: 0.1
   momentum: 0.9
 
 rounds: 30
-sample: 0.5                   # share of the clients in a round, or a count
+sample: 0.5                   # fraction of clients per round, or a count
 device: auto                  # auto | cpu | cuda
-seed: 0                       # decides the split, the first model and every draw
+seed: 0                       # of the split, the initial model and all sampling
 
 evaluate:
   every: 1                    # rounds
-  who: [global, before]       # whose model: docs/evaluation.md
+  who: [global, personalized] # which models: docs/evaluation.md
 """
 
 _README_TEXT = """\
@@ -48,7 +48,7 @@ _README_TEXT = """\
     sparing run study.yaml method=topk+memory seed=1
     sparing compare runs --target 0.9
 
-A run that was stopped goes on with `sparing resume FOLDER`. The same study and seed give the same model.
+Continue an interrupted run with `sparing resume FOLDER`. The same study and seed give the same model.
 """
 
 

@@ -66,7 +66,7 @@ def _describe_leaf(name: str, parcel: Parcel, length: int) -> dict[str, Any]:
 def print_parcels(said: dict[str, Any], console: Console) -> None:
     if "parcels" in said:
         parts = said["parcels"]
-        console.print(f"{said['bytes']:,} bytes in {len(parts)} parcels, one behind the other", highlight=False)
+        console.print(f"{said['bytes']:,} bytes in {len(parts)} parcels, one after another", highlight=False)
         for part in parts:
             console.print()
             print_parcels(part, console)
@@ -76,13 +76,13 @@ def print_parcels(said: dict[str, Any], console: Console) -> None:
         for number, length in enumerate(said["sections"]):
             what = "the notes" if number == len(said["sections"]) - 1 else f"leaf {number}"
             console.print(f"  {what}: {length:,} bytes", highlight=False)
-        console.print("No schema lies beside the file, so only lengths can be told.", style="dim")
+        console.print("There is no schema next to the file, so only lengths are known.", style="dim")
         return
     seed, number, client, way = (*said["about"].split("/"), "", "", "")[:4]
     console.print(f"seed {seed}, round {number}, client {client}, {way}\n" if way else said["about"], highlight=False)
     table = Table(box=None, pad_edge=False)
     table.add_column("tensor", overflow="fold")
-    for head in ("entries", "sent", "as", "index", "scale", "values", "bytes", "bits each"):
+    for head in ("entries", "sent", "type", "index", "scale", "values", "bytes", "bits/entry"):
         table.add_column(head, justify="right", no_wrap=True)
     for leaf in said["leaves"]:
         table.add_row(
@@ -97,6 +97,6 @@ def print_parcels(said: dict[str, Any], console: Console) -> None:
     console.print("\n" + ", ".join(f"{kind} {size:,}" for kind, size in said["totals"].items()), highlight=False)
     if said["entries"]:
         each = 8 * said["bytes"] / said["entries"]
-        console.print(f"{each:.3f} bits for each of {said['entries']:,} entries", highlight=False)
+        console.print(f"{each:.3f} bits per entry, {said['entries']:,} entries", highlight=False)
     for name, values in said["notes"].items():
         console.print(f"note {name}: {', '.join(f'{value:g}' for value in values)}", highlight=False)

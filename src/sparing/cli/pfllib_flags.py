@@ -21,10 +21,10 @@ _FLAG_EXAMPLES = """examples:
   sparing pfllib -algo FedAvg -data MNIST -gr 50 -ls 5 -lbs 512 -jr 0.5 -t 3 -go mine
   sparing pfllib --algorithm SR-FedAvg --dataset pfllib:dataset/MNIST --global_rounds 50 task.validation=0.1
 
-A name such as MNIST is one of `sparing data`, shared out by a Dirichlet law of 0.1 as PFLlib's generator does, or the
+A name such as MNIST is one of `sparing data`, split by Dirichlet(0.1) as PFLlib's generator does, or the
 folder dataset/MNIST that the generator made. Keys of a study may follow as key=value. Run folders go to runs/, and
-DATASET_ALGORITHM_GOAL_RUN.h5 to results/: one file a run and one for all. The same command again goes on where it
-was stopped. PFLlib's other flags are taken too; each that has no meaning here is named in a line of its own.
+DATASET_ALGORITHM_GOAL_RUN.h5 to results/: one file a run and one for all. The same command again continues where
+it was stopped. PFLlib's other flags are taken too; each that has no meaning here is named in a line of its own.
 """
 
 
@@ -65,22 +65,30 @@ def _make_parser() -> _FlagParser:
     flag("-algo", "--algorithm", default="FedAvg", help="FedAvg, SR-FedAvg, or any of `sparing methods`")
     flag("-data", "--dataset", default="MNIST", help="MNIST, FashionMNIST, Cifar10, ... or one of `sparing data`")
     flag("-m", "--model", default="CNN", help="CNN, DNN, MLR, ResNet18, ... or any network of sparing")
-    flag("-go", "--goal", default="test", help="a word for the names of the files")
+    flag("-go", "--goal", default="test", help="label in the names of the files")
     flag("-gr", "--global_rounds", type=int, default=2000, help="rounds (2000)")
-    flag("-lr", "--local_learning_rate", "--learning_rate", dest="lr", type=float, default=0.005, help="(0.005)")
-    flag("-ls", "-le", "--local_epochs", dest="epochs", type=int, default=1, help="epochs on a client in a round (1)")
-    flag("-lbs", "-bs", "--batch_size", dest="batch", type=int, default=10, help="(10)")
-    flag("-jr", "--join_ratio", type=float, default=1.0, help="share of the clients in a round (1.0)")
-    flag("-nc", "--num_clients", type=int, default=None, help="(20)")
-    flag("-nnc", "--num_new_clients", type=int, default=0, help="clients that never train, evaluated as new ones (0)")
-    flag("-cdr", "--client_drop_rate", type=float, default=0.0, help="chance to vanish before the upload (0)")
+    flag(
+        "-lr",
+        "--local_learning_rate",
+        "--learning_rate",
+        dest="lr",
+        type=float,
+        default=0.005,
+        help="learning rate (0.005)",
+    )
+    flag("-ls", "-le", "--local_epochs", dest="epochs", type=int, default=1, help="local epochs per round (1)")
+    flag("-lbs", "-bs", "--batch_size", dest="batch", type=int, default=10, help="batch size (10)")
+    flag("-jr", "--join_ratio", type=float, default=1.0, help="fraction of clients per round (1.0)")
+    flag("-nc", "--num_clients", type=int, default=None, help="clients (20)")
+    flag("-nnc", "--num_new_clients", type=int, default=0, help="held-out clients, which never train (0)")
+    flag("-cdr", "--client_drop_rate", type=float, default=0.0, help="probability of dropout before the upload (0)")
     flag("-t", "--times", type=int, default=1, help="runs, each with the next seed (1)")
     flag("-dev", "--device", default="cuda", help="cpu, or cuda where there is one, or cuda:1 (cuda)")
     flag("-did", "--device_id", default="0", help="which GPU; of several the first (0)")
     flag("-fd", "--feature_dim", type=int, help="width of LSTM and Transformer (512)")
     flag("-mu", "--mu", type=float, help="FedProx: mu; Ditto: lam")
     flag("-pls", "--plocal_epochs", type=int, help="Ditto: epochs of the second model; FedRep: of the head")
-    flag("-fte", "--fine_tuning_epochs", type=int, help="FedBABU: epochs of tuning before evaluation")
+    flag("-fte", "--fine_tuning_epochs", type=int, help="FedBABU: epochs of fine-tuning before evaluation")
     flag("-srbeta", "--srbeta", type=float, help="SR-FedAvg: 0.5 to 1 (0.9)")
     flag("-srwarmup", "--srwarmup", type=int, help="SR-FedAvg: 0 to 20 rounds (5)")
     flag(
@@ -89,7 +97,7 @@ def _make_parser() -> _FlagParser:
         type=float,
         nargs="?",
         const=_USUAL_TOPK,
-        help="top-k, 0.01 to 1; off without it, bare it is 0.1",
+        help="top-k ratio, 0.01 to 1; off by default, 0.1 if no value is given",
     )
     for names in WITHOUT_MEANING:
         flag(*names.split(), dest=names, help=argparse.SUPPRESS)

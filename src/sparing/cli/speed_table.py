@@ -13,7 +13,7 @@ _SPEED_HEADS = (
     "fastest to\nslowest",
     "rounds\nper s",
     "clients\nper s",
-    "of it\ntraining",
+    "training\nshare",
     "s per\nevaluation",
 )
 
@@ -28,10 +28,8 @@ def show_speeds(speeds: Sequence[StudySpeed], console: Console) -> None:
     console.print(table, highlight=False)
     first = speeds[0]
     plan = ", ".join(f"{key} {first.plan[key]}" for key in ("path", "chunk", "threads", "bank"))
-    said = (
-        f"\nMedians of {first.rounds} rounds after one to warm up, {first.clients} clients a round, on {first.device}"
-    )
-    console.print(f"{said} ({plan}).", highlight=False)
+    said = f"Medians of {first.rounds} rounds after one warm-up round, {first.clients} clients per round"
+    console.print(f"\n{said}, on {first.device} ({plan}).", highlight=False)
     if any(one.gpu_mb for one in speeds):
         console.print("GPU memory: " + ", ".join(f"{one.method} {one.gpu_mb:,.0f} MB" for one in speeds))
 

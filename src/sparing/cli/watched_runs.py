@@ -76,4 +76,4 @@ def _where_it_stands(folder: Path, rounds: int) -> str:
     if not (folder / CONFIG_FILE).exists():
         return "nothing was written yet"
     saved = f"round {done} of {rounds} is saved" if done else "no round is saved yet"
-    return f"{saved}, go on with: sparing resume {shlex.quote(str(folder))}"
+    return f"{saved}, continue with: sparing resume {shlex.quote(str(folder))}"

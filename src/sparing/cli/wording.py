@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sparing.runs.results import Result
 
 _METHODS_HINT = """
-Combine them in order of execution, with options where you like:
+Combine methods with +, in order of execution; options go in a list:
   sparing run method=psfed+topk+int8
   sparing run 'method=[psfed, {topk: {ratio: 0.05}}]'"""
 
@@ -61,10 +61,10 @@ def print_result(result: "Result", folder: str, console: Console) -> None:
     """What a run came to, and where it lies."""
     rows = {
         "accuracy": f"{percent(result.accuracy)} (best {percent(result.best_accuracy)})",
-        "personal accuracy": f"{percent(result.personal_accuracy)} (worst decile {percent(result.worst_decile)})",
-        "sent up": f"{megabytes_text(result.up_bytes)} MB",
-        "sent down": f"{megabytes_text(result.down_bytes)} MB",
-        "took": f"{result.rounds} rounds, {result.seconds:.1f} s",
+        "personalized accuracy": f"{percent(result.personal_accuracy)} (worst decile {percent(result.worst_decile)})",
+        "upload": f"{megabytes_text(result.up_bytes)} MB",
+        "download": f"{megabytes_text(result.down_bytes)} MB",
+        "time": f"{result.rounds} rounds, {result.seconds:.1f} s",
     }
     if result.ranked_by != "accuracy":
         better = "higher" if result.higher_is_better else "lower"
@@ -74,12 +74,12 @@ def print_result(result: "Result", folder: str, console: Console) -> None:
     if result.accuracy != result.accuracy:
         rows = {name: text for name, text in rows.items() if "accuracy" not in name}
     if result.epsilon == result.epsilon:
-        rows["privacy spent"] = f"epsilon {result.epsilon:.4g}"
+        rows["privacy loss"] = f"epsilon {result.epsilon:.4g}"
     if result.privacy:
         rows["privacy"] = result.privacy
     if result.stopped:
-        rows["ended early"] = result.stopped
-    rows["written to"] = folder
+        rows["stopped early"] = result.stopped
+    rows["run folder"] = folder
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -104,7 +104,7 @@ def print_methods(names: KnownNames, console: Console) -> None:
         if entry.paper:
             grid.add_row("", entry.paper, style="dim")
     console.print(grid, highlight=False)
-    console.print("\nThe parts they are made of, in sparing.parts:\n", style="bold")
+    console.print("\nBuilding blocks of these methods, in sparing.parts:\n", style="bold")
     parts = Table.grid(padding=(0, 2))
     parts.add_column(style="bold", no_wrap=True)
     parts.add_column()

@@ -7,7 +7,7 @@ from sparing.core.registry import find_recipe, recipe
 
 @recipe("broadcast", paper="error feedback on the server, after Sattler et al. 2019, arXiv:1903.02891")
 def broadcast(by: Sequence[Recipe] | str = "ecsq", memory: bool = True, seeded: bool = False) -> Recipe:
-    """Send the server's update, compressed once for all, instead of the model; clients get the updates they miss."""
+    """Clients download one compressed update of the server instead of the model, plus any updates they missed."""
 
     def apply(method: Method) -> Method:
         if method.broadcast is not None:

@@ -12,7 +12,7 @@ def budget(
     by: Literal["best", "values", "components"] = "best",
     memory: bool = True,
 ) -> Recipe:
-    """Send at most so many bytes, values or components of each layer as finely as these buy most."""
+    """Spend a fixed byte budget per upload where it reduces error most."""
     most = float("inf") if bytes is None else bytes_of_text(bytes)
 
     def apply(method: Method) -> Method:

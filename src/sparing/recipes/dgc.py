@@ -8,7 +8,7 @@ from sparing.parts.code import sparsifiers
 def dgc(
     ratio: float = 0.01, momentum: float = 0.9, clip: float | None = None, warmup: int = 0, over: str = "layer"
 ) -> Recipe:
-    """Send the largest entries of what each client has not sent yet, with momentum before the choice."""
+    """Deep gradient compression: top-k of each client's accumulated unsent update, with momentum correction."""
     share = parts.ratio_ramp(ratio, warmup)
 
     def apply(method: Method) -> Method:

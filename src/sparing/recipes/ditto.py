@@ -9,7 +9,7 @@ from sparing.parts.train import second_model
 
 @recipe("ditto", paper="Li et al. 2020, arXiv:2012.04221")
 def ditto(lam: float = 0.1, epochs: int | None = None, lr: float | None = None) -> Recipe:
-    """Beside the shared model, every client trains one of its own that is drawn to the shared one, and uses that."""
+    """Each client also trains a personal model, regularised towards the shared one, and is evaluated with it."""
     check_range("ditto.lam", lam, 0, float("inf"))
     if lr is not None and not lr > 0:
         raise ConfigError(f"ditto.lr is {lr}; it must be above 0")

@@ -23,7 +23,7 @@ def dp(
     count_noise: float | None = None,
     source: Literal["secret", "system", "seed"] = "secret",
 ) -> Recipe:
-    """Differential privacy of whole clients: clip each update, add noise to what is shared, count epsilon."""
+    """Client-level differential privacy: clip each update, add Gaussian noise, account for epsilon."""
     check_range("dp.noise", noise, 0, 1e6)
     check_range("dp.clip", clip, SMALLEST, 1e6)
     if epsilon is not None:

@@ -5,7 +5,7 @@ from sparing.parts.code import sparsifiers
 
 @recipe("drop", paper="gradient dropping, Aji and Heafield 2017, arXiv:1704.05021")
 def drop(ratio: float = 0.01, over: str = "layer") -> Recipe:
-    """Send what lies above a quantile of its layer's (or the model's) magnitudes; the rest waits for the next round."""
+    """Gradient dropping: send entries above a magnitude quantile of the layer or model, with error feedback."""
 
     def apply(method: Method) -> Method:
         return method._replace(

@@ -5,7 +5,7 @@ from sparing.parts.code import ecsq as parts
 
 @recipe("ecsq", paper="Sullivan 1996, doi:10.1109/18.532878")
 def ecsq(step: float = 1.0, over: str = "model", memory: bool = False) -> Recipe:
-    """Round all values to multiples of one step and send the codes in as few bytes as their entropy allows."""
+    """Entropy-coded scalar quantisation: round values to multiples of one step, then entropy-code them."""
 
     def apply(method: Method) -> Method:
         return method._replace(

@@ -8,7 +8,7 @@ from sparing.parts.code import sparsifiers
 
 @recipe("ef21", paper="Richtarik et al. 2021, arXiv:2106.05203; Fatkhullin et al. 2021, arXiv:2110.03294")
 def ef21(ratio: float | None = None) -> Recipe:
-    """Send only corrections to an estimate of each client's update that both ends keep, through what stands before."""
+    """EF21 error feedback: the compressors before it send corrections to an estimate that both ends keep."""
 
     def apply(method: Method) -> Method:
         if method.up and ratio is not None:

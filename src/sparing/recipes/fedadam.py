@@ -7,19 +7,19 @@ FEDOPT = "Reddi et al. 2020, arXiv:2003.00295"
 
 @recipe("fedadam", paper=FEDOPT)
 def fedadam(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Recipe:
-    """Adam on the server."""
+    """Adam as the server optimiser."""
     return stepping("fedadam", lr, beta1, beta2, tau)
 
 
 @recipe("fedyogi", paper=FEDOPT)
 def fedyogi(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Recipe:
-    """Yogi on the server: as Adam, but its steps cannot grow quickly again."""
+    """Yogi as the server optimiser: like Adam, but its effective learning rate cannot grow quickly."""
     return stepping("fedyogi", lr, beta1, beta2, tau)
 
 
 @recipe("fedadagrad", paper=FEDOPT)
 def fedadagrad(lr: float = 0.03, beta1: float = 0.0, tau: float = 1e-3) -> Recipe:
-    """Adagrad on the server."""
+    """Adagrad as the server optimiser."""
     return stepping("fedadagrad", lr, beta1, 0.0, tau)
 
 

@@ -5,7 +5,7 @@ from sparing.parts.blend import server_optimisers
 
 @recipe("fedavgm", paper="Hsu et al. 2019, arXiv:1909.06335")
 def fedavgm(beta: float = 0.9, lr: float = 1.0) -> Recipe:
-    """Momentum on the server."""
+    """SGD with momentum as the server optimiser."""
 
     def apply(method: Method) -> Method:
         step = server_optimisers.server_momentum_step(method.layout, beta, lr)

@@ -16,7 +16,7 @@ def fedbabu(
     epochs: int | None = None,
     lr: float | None = None,
 ) -> Recipe:
-    """Train and share the body only, under a head that stays as it was built; tune a copy before it is evaluated."""
+    """Train and share only the body, with the head frozen as initialised; fine-tune a copy before evaluation."""
 
     def apply(method: Method) -> Method:
         if method.local.wrapped_phases or method.local.tune:

@@ -19,7 +19,7 @@ def fedhm(
     blend: Literal["increments", "products", "partitioned"] = "increments",
     step: float | None = 4.0,
 ) -> Recipe:
-    """Clients train low-rank factors of the weights, each of a rank it can afford.
+    """Clients train low-rank factors of the weights, each at a rank that fits its resources.
 
     `blend: increments`, the default, adds up what clients changed. Averaging their `products`, as published, counts
     what truncation cut away as votes for zero, and the model loses its rank. `step` is how far gradients may go, the

@@ -5,7 +5,7 @@ from sparing.core.registry import recipe
 
 @recipe("fedprox", paper="Li et al. 2018, arXiv:1812.06127")
 def fedprox(mu: float = 0.01) -> Recipe:
-    """Hold clients near the model they start from: mu / 2 |w - w_start|^2 joins the local loss."""
+    """Add a proximal term, mu / 2 |w - w_start|^2, to the local loss to keep clients near their starting point."""
     check_range("fedprox.mu", mu, 0, float("inf"))
 
     def apply(method: Method) -> Method:

@@ -10,7 +10,7 @@ from sparing.parts.train import phases
 def fedrep(
     layers: list[str] | None = None, shared: list[str] | None = None, head: int | None = None, body: int | None = 1
 ) -> Recipe:
-    """Keep the head (by default the last layer) on the client; train it first, then the shared body alone."""
+    """Keep the head (by default the last layer) on the client; train the head first, then the shared body alone."""
 
     def apply(method: Method) -> Method:
         share = narrow_share(method.share, parts.personal_share(method.layout, layers, shared))

@@ -16,7 +16,7 @@ def fedscr(
     aggregation: Literal["normalised", "unbiased"] = "normalised",
     dense: bool = False,
 ) -> Recipe:
-    """Send only filters and channels that changed enough; the rest is remembered and added to the next update."""
+    """Send only filters and channels whose update exceeds a threshold, with error feedback for the rest."""
 
     def apply(method: Method) -> Method:
         layout = method.layout

@@ -6,7 +6,7 @@ from sparing.parts.blend import fedsim as similarity
 
 @recipe("fedsim", paper="similarity-weighted averaging")
 def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at: str = "server") -> Recipe:
-    """Weigh each client by the cosine of its model with the server's, and by its samples to the power q."""
+    """Weight each client by its model's cosine similarity to the server's, times its sample count to the power q."""
 
     def apply(method: Method) -> Method:
         return weigh_by_similarity(method, frozenset(), q, on, softmax, at)

@@ -6,7 +6,7 @@ from sparing.parts.train import phases as parts
 
 @recipe("finetune", paper="fine-tuning after FedAvg, as in Yu et al. 2020, arXiv:2002.04758")
 def finetune(epochs: int | None = None, lr: float | None = None) -> Recipe:
-    """Train as before; every client tunes a copy of what it would start from before it is evaluated."""
+    """Fine-tune a copy of the model on each client before evaluation; training itself is unchanged."""
     tune = parts.tuning_phases(epochs, lr, None, "finetune")
 
     def apply(method: Method) -> Method:

@@ -5,7 +5,7 @@ from sparing.parts.blend import robust
 
 @recipe("geomed", paper="Pillutla et al. 2019, arXiv:1912.13445")
 def geomed(nu: float = 1e-6, steps: int = 4) -> Recipe:
-    """The geometric median (RFA): the point of least weighted distance to all updates."""
+    """Aggregate by the geometric median (RFA): the point of least weighted distance to all updates."""
     rule = robust.geometric_median_rule(nu, steps)
 
     def apply(method: Method) -> Method:

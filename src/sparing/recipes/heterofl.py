@@ -8,7 +8,7 @@ from sparing.parts.size.heterofl import width_slices_fit
 
 @recipe("heterofl", paper="Diao et al. 2021, arXiv:2010.01264")
 def heterofl(ratios: Sequence[float] = (1, 0.5, 0.25, 0.125, 0.0625), scaler: bool = True) -> Recipe:
-    """Clients train the first units of every hidden layer, each as many as it can afford."""
+    """Clients train the first units of every hidden layer, as many as fit their resources."""
     ratios = tuple(ratios)
 
     def apply(method: Method) -> Method:

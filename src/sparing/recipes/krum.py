@@ -8,7 +8,7 @@ from sparing.parts.blend import robust
 
 @recipe("krum", paper="Blanchard et al. 2017, arXiv:1703.02757")
 def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
-    """The update that is nearest to its neighbours, or the mean of the m nearest (multi-Krum); not weighted."""
+    """Aggregate by Krum: the update closest to its neighbours, or the mean of the m best (multi-Krum); unweighted."""
     rule = robust.krum_rule(share, m)
 
     def apply(method: Method) -> Method:

@@ -7,7 +7,7 @@ from sparing.parts.share import personal as parts
 
 @recipe("lg-fedavg", paper="Liang et al. 2020, arXiv:2001.01523")
 def lg_fedavg(layers: list[str] | None = None, shared: list[str] | None = None) -> Recipe:
-    """Keep the representation (by default all but the last layer) on the client, share the head."""
+    """Keep the representation (by default all but the last layer) on the client and share the head."""
 
     def apply(method: Method) -> Method:
         layout = method.layout

@@ -5,7 +5,7 @@ from sparing.core.registry import recipe
 
 @recipe("local", paper="the baseline without any federation")
 def local() -> Recipe:
-    """Share nothing: every client trains alone. The bar that sharing has to beat."""
+    """Share nothing: every client trains alone. The baseline that federated training has to beat."""
 
     def apply(method: Method) -> Method:
         home = frozenset(method.layout.shapes)

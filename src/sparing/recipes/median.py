@@ -5,7 +5,7 @@ from sparing.parts.blend import robust
 
 @recipe("median", paper="Yin et al. 2018, arXiv:1803.01498")
 def median() -> Recipe:
-    """The median of every coordinate instead of the mean; not weighted."""
+    """Aggregate by the coordinate-wise median instead of the mean; unweighted."""
 
     def apply(method: Method) -> Method:
         return robust.with_collected_rule(method, "median", robust.coordinate_median)

@@ -5,7 +5,7 @@ from sparing.parts.blend import norm_bound as parts
 
 @recipe("norm-bound", paper="Sun et al. 2019, arXiv:1911.07963")
 def norm_bound(bound: float) -> Recipe:
-    """Scale every update down to a norm of at most `bound` before it is averaged."""
+    """Clip every update to a norm of at most `bound` before averaging."""
     step = parts.norm_bound_step(bound)
 
     def apply(method: Method) -> Method:

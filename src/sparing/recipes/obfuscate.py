@@ -11,7 +11,7 @@ from sparing.parts.code import obfuscate as parts
 def obfuscate(
     noise: float = 0.0, rotate: bool = False, source: Literal["secret", "system", "seed"] = "secret"
 ) -> Recipe:
-    """Make updates hard to read before they leave: noise by the size of each layer, or a secret change of basis."""
+    """Obfuscate updates by noise scaled to each layer, or by a secret change of basis; no privacy guarantee."""
     check_range("obfuscate.noise", noise, 0, 1e6)
     if not noise and not rotate:
         raise ConfigError("obfuscate does nothing: set noise, such as {obfuscate: {noise: 0.1}}, or rotate: true")

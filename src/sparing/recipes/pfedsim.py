@@ -20,7 +20,7 @@ def pfedsim(
     at: str = "server",
     adapter: dict[str, float] | None = None,
 ) -> Recipe:
-    """Keep some layers (by default the last) on the client, blend the others by similarity."""
+    """Keep some layers (by default the last) on the client; average the others by client similarity."""
     if mode not in ("seed", "published"):
         raise ConfigError(f"pfedsim.mode is {mode!r}; use 'seed' or 'published'")
     if mode == "seed" and warmup is not None:

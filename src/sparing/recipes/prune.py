@@ -8,7 +8,7 @@ from sparing.parts.share import prune as parts
 
 @recipe("prune", paper="magnitude pruning, Han et al. 2015, arXiv:1506.02626, before the first round")
 def prune(keep: float = 0.5, over: str = "layer") -> Recipe:
-    """Set the smallest weights of the initial model to zero for good: they are neither trained nor sent."""
+    """Prune the smallest weights of the initial model for good: they are neither trained nor sent."""
 
     def apply(method: Method) -> Method:
         if method.fit is not None:

@@ -20,7 +20,7 @@ def psfed(
     first: str | None = None,
     reset_momentum: bool = False,
 ) -> Recipe:
-    """Share a part of the parameters each round, by default a fresh random one; the rest stays the client's own."""
+    """Share part of the parameters each round (by default a new random subset); the rest stays local."""
 
     def apply(method: Method) -> Method:
         home = method.share.private  # a part of what the recipes before let through

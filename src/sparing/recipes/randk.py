@@ -5,7 +5,7 @@ from sparing.parts.code import sparsifiers
 
 @recipe("randk", paper="Stich et al. 2018, arXiv:1809.07599")
 def randk(ratio: float = 0.1, unbiased: bool = False, memory: bool = False) -> Recipe:
-    """Send a random part of the update; both ends draw the positions, so they cost no bytes."""
+    """Send a random subset of each update; both ends draw its positions from a seed, so they cost no bytes."""
 
     def apply(method: Method) -> Method:
         up = (*method.up, sparsifiers.randk_codec(method.layout, ratio, unbiased))

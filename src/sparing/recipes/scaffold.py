@@ -10,7 +10,7 @@ from sparing.parts.train import control_variates
 
 @recipe("scaffold", paper="Karimireddy et al. 2019, arXiv:1910.06378")
 def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
-    """Correct every local step by control variates, so that clients do not drift apart; twice the bytes, both ways."""
+    """Correct client drift by control variates in every local step; doubles upload and download."""
 
     def apply(method: Method) -> Method:
         method = weighed_by(method, evenly) if weights == "uniform" else method

@@ -6,7 +6,7 @@ from sparing.parts.size import split_mix as mix
 
 @recipe("split-mix", paper="Hong et al. 2022, arXiv:2203.09747")
 def split_mix(ratio: float = 0.125) -> Recipe:
-    """Split the network into narrow ones that train apart; a client holds as many as it can afford, all give a mean."""
+    """Split the network into narrow ones trained separately; a client averages as many as fit its resources."""
     bases = mix.bases_for_ratio(ratio)
 
     def apply(method: Method) -> Method:

@@ -7,7 +7,7 @@ from sparing.parts.code import quantisers, sparsifiers
 
 @recipe("stc", paper="Sattler et al. 2019, arXiv:1903.02891")
 def stc(ratio: float = 0.01, down: bool = True) -> Recipe:
-    """Send the signs and the mean magnitude of each layer's largest entries, with memory; the server does the same."""
+    """Sparse ternary compression: sign and mean magnitude of each layer's top-k, error feedback, both directions."""
 
     def apply(method: Method) -> Method:
         codec = chain(sparsifiers.topk_codec(method.layout, ratio), quantisers.sign_codec(method.layout))

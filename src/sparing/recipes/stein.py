@@ -21,7 +21,7 @@ def stein(
     learn_beta: bool = False,
     only: float = 1.0,
 ) -> Recipe:
-    """Shrink each layer's averaged update towards its running mean, the more the less clients agree."""
+    """Shrink each layer's averaged update towards its running mean, more where clients disagree more."""
     settings = SteinSettings(beta, warmup, target, beta_role, estimator, population, learn_beta, only)
 
     def apply(method: Method) -> Method:
@@ -39,7 +39,7 @@ def sr_fedavg(
     beta_role: Literal["target", "coefficient"] = "target",
     topk: float | None = None,
 ) -> Recipe:
-    """FedAvg with Stein-rule shrinkage, and top-k of that ratio where one is given."""
+    """FedAvg with Stein-rule shrinkage of the averaged update, and optionally top-k."""
     shrink = stein(beta, warmup, beta_role=beta_role)
 
     def apply(method: Method) -> Method:

@@ -5,7 +5,7 @@ from sparing.parts.code import quantisers
 
 @recipe("ternary", paper="TernGrad, Wen et al. 2017, arXiv:1705.07878")
 def ternary() -> Recipe:
-    """Send each value as -1, 0 or 1 times its layer's largest, drawn so as to be right on average."""
+    """Quantise each value to -1, 0 or 1 times its layer's maximum, by unbiased stochastic rounding."""
 
     def apply(method: Method) -> Method:
         return method._replace(up=(*method.up, quantisers.ternary_codec(method.layout)))

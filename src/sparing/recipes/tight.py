@@ -6,7 +6,7 @@ from sparing.parts.code import tight as parts
 
 @recipe("tight", paper="asymmetric numeral systems, Duda 2013, arXiv:1311.2540")
 def tight() -> Recipe:
-    """Write positions and codes with the smallest of several codes, the last thing before they leave."""
+    """Lossless coding of positions and quantised values by the smallest of several codes; put it last."""
 
     def apply(method: Method) -> Method:
         if not method.up:

@@ -5,7 +5,7 @@ from sparing.parts.blend import robust
 
 @recipe("trimmed-mean", paper="Yin et al. 2018, arXiv:1803.01498")
 def trimmed_mean(share: float = 0.2) -> Recipe:
-    """The mean of every coordinate without a share of the values at each end; not weighted."""
+    """Aggregate by the coordinate-wise trimmed mean, without a share of the values at each end; unweighted."""
     rule = robust.trimmed_mean_rule(share)
 
     def apply(method: Method) -> Method:

@@ -132,14 +132,14 @@ def _gini(sizes: np.ndarray) -> float:
 
 def split_report_lines(told: SplitReport) -> list[str]:
     """The report for a terminal."""
-    aside = f", {told.validation.sum():,} to validate" if told.validation.sum() else ""
+    aside = f", {told.validation.sum():,} validation" if told.validation.sum() else ""
     out = [
         f"{told.data}, split by {told.law}",
-        f"{told.clients:,} clients, {told.samples:,} samples: {told.train.sum():,} to train{aside}, "
-        f"{told.test.sum():,} to test",
-        f"samples per client: {_range_and_median(told.sizes)}; Gini {told.gini:.2f} (0: all alike)",
+        f"{told.clients:,} clients, {told.samples:,} samples: {told.train.sum():,} training{aside}, "
+        f"{told.test.sum():,} test",
+        f"samples per client: {_range_and_median(told.sizes)}; Gini {told.gini:.2f} (0: all equal)",
         f"classes per client: {_range_and_median(told.classes)}, of {len(told.counts)}",
-        f"label skew: {told.skew:.2f}, by chance alone {told.chance:.2f} (0: labels as everybody's, 1: apart)",
+        f"label skew: {told.skew:.2f}, {told.chance:.2f} expected by chance (0: none, near 1: disjoint)",
     ]
     if len(told.held_out):
         ids = ", ".join(map(str, told.held_out[:8])) + (", ..." if len(told.held_out) > 8 else "")

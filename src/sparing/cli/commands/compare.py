@@ -16,7 +16,7 @@ def compare_command(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="Run folders, folders of them, or patterns.")],
     baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
+        float | None, typer.Option(min=0, max=1, help="Target accuracy, such as 0.9: rounds and MB to reach it.")
     ] = None,
     tolerance: Annotated[
         float, typer.Option(min=0, help="A run has converged once its accuracy is within this of its best.")
@@ -28,12 +28,12 @@ def compare_command(
             "--allow-incomplete", help="Also compare unfinished runs, all at the last round that every run has."
         ),
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV, four decimals.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV with four decimals.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print one LaTeX table (booktabs).")] = False,
     as_json: AsJson = False,
     h5: Annotated[Path | None, typer.Option(help="Also write DATASET_METHOD_GOAL_RUN.h5 files to this folder.")] = None,
-    goal: Annotated[str, typer.Option(help="A word for the names of those files.")] = "test",
+    goal: Annotated[str, typer.Option(help="Label in the names of those files.")] = "test",
 ) -> None:
     """Compare runs: accuracy, loss, bytes and stability, mean and standard deviation over seeds.
 

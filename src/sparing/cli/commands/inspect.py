@@ -11,7 +11,7 @@ from sparing.core.errors import ConfigError
 
 
 def methods_command(as_json: AsJson = False) -> None:
-    """List every method: what it does, its options, its paper."""
+    """List all methods: what each does, its options and its paper."""
     from rich.console import Console
 
     from sparing.cli.wording import print_methods
@@ -29,16 +29,16 @@ def explain_command(
         str,
         typer.Argument(
             metavar="METHOD",
-            help="As in a study: psfed+int8, or a YAML list.",
+            help="A method, as in a study: psfed+int8, or a YAML list.",
             autocompletion=completion.complete_methods,
         ),
     ],
-    model: Annotated[str, typer.Option(help="A network, as in a study's task.model.")] = "cnn",
-    shape: Annotated[str, typer.Option(help="Of one sample.")] = "3x32x32",
-    classes: Annotated[int, typer.Option(min=1, help="Classes, or words of the vocabulary.")] = 10,
+    model: Annotated[str, typer.Option(help="A model, as in a study's task.model.")] = "cnn",
+    shape: Annotated[str, typer.Option(help="Shape of one sample.")] = "3x32x32",
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes, or vocabulary size.")] = 10,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a method sends, keeps and remembers, and what it costs, before anything runs.
+    """Show what a method uploads, downloads, stores and costs, before anything runs.
 
     \b
     sparing explain psfed+int8
@@ -74,21 +74,19 @@ def _parse_shape(text: str) -> tuple[int, ...]:
 def data_command(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A dataset; without it, all of them are listed.", autocompletion=completion.complete_datasets
-        ),
+        typer.Argument(help="A dataset; if omitted, all are listed.", autocompletion=completion.complete_datasets),
     ] = None,
     items: Annotated[
-        list[str] | None, typer.Argument(metavar="split=LAW clients=N ...", help="As in a study's task section.")
+        list[str] | None, typer.Argument(metavar="split=NAME clients=N ...", help="Keys of a study's task section.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The picture. [default: NAME-SPLIT.png]")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the split.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Figure to write. [default: NAME-SPLIT.png]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a dataset is and draw who holds what.
+    """Describe a dataset, and plot how it is split over clients.
 
     \b
-    sparing data                                 what there is
+    sparing data                                 list all datasets
     sparing data digits split.dirichlet=0.1 clients=10
     sparing data cifar100 split=superclass
     """
@@ -119,7 +117,7 @@ def _print_datasets(datasets: dict[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what it is", box=box.SIMPLE_HEAD)
+    table = Table("name", "description", box=box.SIMPLE_HEAD)
     for usage, about in datasets.items():
         table.add_row(usage, about)
     Console().print(table)
@@ -130,7 +128,7 @@ def check_command(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Validate a study, and say what it will cost before anything runs.
+    """Validate a study, and estimate its memory, bytes and time before it runs.
 
     \b
     sparing check study.yaml sample=100
@@ -151,13 +149,13 @@ def check_command(
 
 
 def wire_command(
-    file: Annotated[Path, typer.Argument(help="A parcel, as a run with plan.parcels=kept keeps them.")],
+    file: Annotated[Path, typer.Argument(help="A parcel, kept by a run with plan.parcels=kept.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show what a parcel holds, tensor by tensor: how much is sent, as what, in how many bytes.
+    """Inspect one encoded upload or download (a parcel), tensor by tensor: entries sent, type, bytes.
 
     sparing run engine=debug plan.parcels=kept method=topk+int8+tight rounds=2 keeps every parcel of the run, and
-    sparing wire RUN/parcels/round-0001/client-00003-up.spar looks into one.
+    sparing wire RUN/parcels/round-0001/client-00003-up.spar shows one.
     """
     from rich.console import Console
 

@@ -11,12 +11,12 @@ from sparing.core.errors import ConfigError
 
 def report_command(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="Run folders, folders of them, or patterns.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="HTML file to write.")] = Path("report.html"),
     folder: Annotated[Path | None, typer.Option("--figures", help="Also write each figure to this folder.")] = None,
-    formats: Annotated[str, typer.Option("--format", help="Of those: png, svg, pdf.")] = "png",
+    formats: Annotated[str, typer.Option("--format", help="Figure formats: png, svg, pdf.")] = "png",
     baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="An accuracy, such as 0.9: rounds and MB until it is reached.")
+        float | None, typer.Option(min=0, max=1, help="Target accuracy, such as 0.9: rounds and MB to reach it.")
     ] = None,
     allow_incomplete: Annotated[
         bool,
@@ -25,7 +25,7 @@ def report_command(
         ),
     ] = False,
 ) -> None:
-    """Write the results of runs as one HTML file with figures, which needs no network.
+    """Write the results of runs as one self-contained HTML file with figures.
 
     It opens with accuracy against bytes and one sentence: the best method, what it sends, and its difference vs the
     baseline. Unfinished and diverged runs are left out, and a note says why.

@@ -15,13 +15,13 @@ StudyItems = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="STUDY.yaml|key=value",
-        help="A study file, and changes to it.",
+        help="A study file, and overrides of its keys.",
         autocompletion=completion.complete_study_items,
     ),
 ]
 
 
-Trust = Annotated[bool, typer.Option("--trust", help="Run the code that the study names, though it is new to you.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Trust the code that the study names, and run it.")]
 
 
 def print_json(value: Any) -> None:
@@ -34,7 +34,7 @@ def mention_secrets(folders: Iterable[Path]) -> None:
 
     for folder in folders:
         if (folder / SECRET).exists():
-            complain(f"note: {folder / SECRET} stays behind; whoever has it can take the noise of this run off")
+            complain(f"note: {folder / SECRET} is left out; whoever has it can remove the noise of this run")
 
 
 def complain(text: str) -> None:
@@ -54,4 +54,6 @@ def _turn_on_debug_lines(wanted: bool) -> None:
     log.setLevel(logging.DEBUG)
 
 
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", callback=_turn_on_debug_lines, help="Say more, on stderr.")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", callback=_turn_on_debug_lines, help="Print debug messages to stderr.")
+]

@@ -13,15 +13,17 @@ from sparing.core.errors import ConfigError
 
 def sweep_command(
     items: StudyItems = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the sweep. [default: sweeps/STUDY]")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time. [default: cores; 1 on a GPU]")] = None,
-    final: Annotated[bool, typer.Option("--final", help="Then train the winner and judge it on test samples.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Sweep folder. [default: sweeps/STUDY]")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs in parallel. [default: cores; 1 on a GPU]")] = None,
+    final: Annotated[
+        bool, typer.Option("--final", help="Then train the best trial and evaluate it on test samples.")
+    ] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try settings, judged on validation samples; call it again to go on.
+    """Search hyperparameters, judged on validation samples; call it again to continue.
 
-    What is tried stands in the study's section sweep: every combination of lists, or what Optuna proposes.
+    The study's sweep section lists the values to try: as a grid, or proposed by Optuna.
 
     \b
     sparing sweep study.yaml 'sweep.local.lr=[0.01, 0.1]' task.validation=0.2
@@ -48,7 +50,7 @@ def sweep_command(
     said = {"--out": out, "--jobs": jobs}
     words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
     words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
-    advice = f"what was done is kept, go on with: {shlex.join(words)}"
+    advice = f"finished work is kept, continue with: {shlex.join(words)}"
     with INTERRUPT.advising(lambda: advice), shown.watch_sweep(console, as_json) as tell:
         trials = run_sweep(plan, folder, at_once, tell)
         if final:
@@ -62,11 +64,11 @@ def sweep_command(
 
 def bench_command(
     items: StudyItems = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one to warm up.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to time, after one warm-up round.")] = 5,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Time a few rounds of a study, and of FedAvg on it, on this machine.
+    """Time a few rounds of a study on this machine, and of FedAvg on the same task.
 
     \b
     sparing bench study.yaml

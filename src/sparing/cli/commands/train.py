@@ -11,12 +11,12 @@ from sparing.cli.trackers import TRACKERS
 _TrackOption = Annotated[
     list[str] | None,
     typer.Option(
-        help=f"Also tell a tracker: {', '.join(TRACKERS)}; may be repeated.", autocompletion=lambda: list(TRACKERS)
+        help=f"Also log to a tracker: {', '.join(TRACKERS)}; may be repeated.", autocompletion=lambda: list(TRACKERS)
     ),
 ]
 
 
-def new_command(name: Annotated[Path, typer.Argument(help="The folder to make.")]) -> None:
+def new_command(name: Annotated[Path, typer.Argument(help="Folder to create.")]) -> None:
     """Write a commented study file and a README into a new folder.
 
     \b
@@ -37,7 +37,7 @@ def run_command(
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train, and write a run folder.
+    """Train a study, and write a run folder.
 
     \b
     sparing run                                  every key has a default
@@ -73,7 +73,7 @@ def resume_command(
 
 
 def forget_command(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Delete the secret that a run's noise is drawn from; nobody can repeat or resume the run afterwards.
+    """Delete the secret seed of a run's noise; afterwards nobody can repeat or resume the run.
 
     \b
     sparing forget runs/digits-dp-0
@@ -84,7 +84,7 @@ def forget_command(folder: Annotated[Path, typer.Argument(help="A run folder.")]
 
     study_in_folder(folder)
     if delete_secret(folder):
-        typer.echo(f"deleted {folder / SECRET}: nobody can repeat or resume this run, or take its noise off")
+        typer.echo(f"deleted {folder / SECRET}: nobody can repeat or resume this run, or remove its noise")
     else:
         typer.echo(f"{folder} holds no secret")
 
@@ -100,11 +100,11 @@ def pfllib_command(flags: Annotated[list[str] | None, typer.Argument()] = None) 
 
 
 def demo_command(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each method.")] = 30,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, the model and every draw.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds per method.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the split, the initial model and all sampling.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """FedAvg against seven ways to send less, on handwritten digits."""
+    """Compare FedAvg with seven ways to send less, on handwritten digits."""
     from rich.console import Console
 
     from sparing.cli import demo as demonstration
