@@ -51,9 +51,10 @@ def test_a_task_of_ones_own(tmp_path):
 def test_five_methods_are_compared(tmp_path):
     lines = printed(tmp_path, "compare_five.py", "--rounds", "1", "--seeds", "2")
     assert len(list((tmp_path / "runs" / "five").iterdir())) == 10
-    title = lines.index("Accuracy, %")
+    title = next(i for i, line in enumerate(lines) if line.startswith("Accuracy on digits"))
     shown = [line.split()[0] for line in lines[title + 4 : title + 9]]
-    assert shown == ["fedavg", "psfed+int8", "fedscr+int8", "topk+int8+memory", "ecsq+memory"]
+    assert shown[0] == "fedavg"
+    assert sorted(shown[1:]) == ["ecsq+memory", "fedscr+int8", "psfed+int8", "topk+int8+memory"]
     trained = (tmp_path / "runs" / "five" / "topk-1" / "rounds.csv").read_text()
     (tmp_path / "runs" / "five" / "topk-1" / "summary.json").unlink()
     assert printed(tmp_path, "compare_five.py", "--rounds", "1", "--seeds", "2") == lines
@@ -68,10 +69,12 @@ def test_the_sr_study(tmp_path):
     results = tmp_path / "results"
     table = list(csv.DictReader((results / "comparison.csv").read_text().splitlines()))
     assert len(table) == 3
-    for row, name in zip(table, ("FedAvg_study", "SR-FedAvg_study", "SR-FedAvg_studytopk"), strict=True):
+    means = []
+    for name in ("FedAvg_study", "SR-FedAvg_study", "SR-FedAvg_studytopk"):
         with h5py.File(results / f"digits_{name}_all.h5") as file:
             assert file["test_acc"].shape == (2, 10)
-            assert float(row["final_accuracy"]) == pytest.approx(file["test_acc_mean"][-1], abs=1e-4)
+            means.append(float(file["test_acc_mean"][-1]))
+    assert sorted(float(row["final_accuracy"]) for row in table) == pytest.approx(sorted(means), abs=1e-4)
     for name in ("accuracy-by-round", "stability"):
         with Image.open(results / f"{name}.png") as image:
             assert image.width > 500

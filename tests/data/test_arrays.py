@@ -24,7 +24,7 @@ ODD = {
     "x holds 'a' (str), which torch has no number for": np.array([[1, "a", None]] * 4, dtype=object),
     "x holds 'cat' (str)": [["cat"] * 3] * 4,
     "x holds None (NoneType)": None,
-    "x holds {'a': 1} (dict)": {"a": 1},
+    "x and y must have a sample axis, seen a single number": {"a": 1},
     "x holds 1180591620717411303424 (int)": [[2**70] * 3] * 4,
     "x holds datetime.date(2020, 1, 1) (date)": np.array([["2020-01-01"] * 3] * 4, dtype="datetime64[D]"),
     "x is no array of equally long rows": [[1.0, 2.0], [1.0]],

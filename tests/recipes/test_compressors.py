@@ -97,7 +97,7 @@ def test_an_upload_takes_so_many_bits_a_parameter(method, bits):
 )
 def test_explain_knows_what_it_costs(method):
     told = explain_method(method, "cnn", (1, 8, 8), 10)
-    assert told.sizes[0].up.bytes < told.sizes[0].down.bytes * 1.01
+    assert told.sizes[0].up.bytes < told.sizes[0].down.bytes * 1.04  # every value, and a bit for each
 
 
 def compressed(method, x):

@@ -12,6 +12,7 @@ from sparing.data import digits_tensors
 from sparing.data.clients import Clients
 from sparing.models import MODELS, build_network, cnn, mlp
 from sparing.tasks.build import build_task
+from sparing.tasks.fingerprint import task_fingerprint
 from sparing.tasks.task import Task
 from sparing.train.losses import accuracy, cross_entropy, squared_error
 
@@ -189,3 +190,13 @@ def test_names_and_numbers_that_cannot_be_meant(call, sentence):
 def test_a_probe_set_that_nobody_looks_at_is_mentioned():
     with pytest.warns(UserWarning, match=r"task\.probe is 20: .* no part of the method looks at them"):
         sparing.run({"data": "digits", "probe": 20}, rounds=1, sample=1)
+
+
+def test_a_task_of_several_inputs_has_a_fingerprint_of_them_all():
+    def task(mask):
+        x = {"x": torch.ones(6, 2), "mask": mask}
+        y = torch.tensor([0, 1] * 3)
+        return Task(lambda: nn.Linear(2, 2), train=[(x, y)], test=(x, y))
+
+    one, other = task(torch.ones(6, 2)), task(torch.cat([torch.ones(5, 2), torch.zeros(1, 2)]))
+    assert task_fingerprint(one) == task_fingerprint(task(torch.ones(6, 2))) != task_fingerprint(other)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sparing.data.clients import Clients
+from sparing.data.inputs import Inputs
 from sparing.tasks.task import Task
 
 _WHOLE_BYTES = 64 * 2**20
@@ -35,7 +36,8 @@ def task_fingerprint(task: Task) -> str:
             _add_tensor(digest, x)
     model = task.build()
     for name, x in model.state_dict().items():
-        digest.update(f"|{name}|{x.dtype}|{tuple(x.shape)}".encode())
+        shape = "?" if is_lazy(x) else tuple(x.shape)  # one that has none yet is refused later, by name
+        digest.update(f"|{name}|{x.dtype}|{shape}".encode())
     digest.update(_MEMORY_ADDRESS.sub("", repr(model)).encode())
     digest.update(_loss_identity(task.loss))
     return digest.hexdigest()[:_LETTERS]
@@ -44,6 +46,8 @@ def task_fingerprint(task: Task) -> str:
 def _tensors_in(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, Inputs):
+        yield from value.tensors
     elif isinstance(value, Clients):
         yield from _tensors_in((value.start, value.count, value.x, value.y))
     elif value is not None:
