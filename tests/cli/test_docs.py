@@ -20,6 +20,7 @@ from sparing.cli.app import app
 from sparing.cli.pfllib_flags import study_from_flags
 from sparing.cli.trackers import TRACKERS
 from sparing.core.registry import REGISTRY, known_recipes
+from sparing.data import registry as data_registry
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.start import run, start_run
 from sparing.runs.study import Study, load_study
@@ -52,9 +53,10 @@ def having(language: str) -> list:
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """An empty folder to be in; parts that a page names are forgotten afterwards."""
+    """An empty folder to be in; parts and datasets that a page names are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(data_registry, "_DATASETS", data_registry.known_datasets())
     before = known_recipes()
     yield tmp_path
     for name in REGISTRY.keys() - before.keys():
