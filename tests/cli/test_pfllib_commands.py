@@ -53,7 +53,7 @@ LINES = {
     "-data MNIST -m DNN -algo FedBABU -fte 2 -nnc 1": [],
     "-data MNIST -m DNN -algo SCAFFOLD -slr 1.0 -tsr 0.1": ["-slr has no meaning here", "-tsr has no meaning here"],
     "-data MNIST -m DNN -algo Local -t 2 -go twice": [],
-    "-data MNIST -m DNN -algo LG-FedAvg -ld True -ldg 0.99": ["-ld has no meaning here: the learning rate stays"],
+    "-data MNIST -m DNN -algo LG-FedAvg -ld True -ldg 0.99": [],
     "-data MNIST -m DNN -algo FedPer -lam 1": ["-lam has no meaning here"],
 }
 """Of its README and website first, then one of each kind; what is said about each."""
@@ -143,6 +143,21 @@ def test_what_methods_take_from_their_flags():
     assert (said.study.task.held_out, said.study.fleet.dropout) == (2, 0.25)
     assert "new" in said.study.evaluate.who
     assert "PFLlib's is 0" in study_from_flags(["-algo", "FedProx"]).notes[0]
+
+
+def test_decay_of_the_learning_rate_is_a_schedule():
+    def said(words: str):
+        found = study_from_flags(words.split())
+        return found.study.local.schedule, found.notes
+
+    assert said("-ld True") == ({"exponential": {"factor": 0.99}}, [])
+    assert said("--learning_rate_decay True -ldg 0.9") == ({"exponential": {"factor": 0.9}}, [])
+    assert said("-ldg 0.9") == ("constant", ["-ldg has no effect without -ld True"])
+    kept, notes = said("-ld False")
+    assert (kept, len(notes)) == ("constant", 1)
+    assert "PFLlib takes any word after -ld as True" in notes[0]
+    with pytest.raises(ConfigError, match=r"-ld.*'maybe' is neither True nor False"):
+        said("-ld maybe")
 
 
 def test_devices(monkeypatch):

@@ -11,6 +11,7 @@ from sparing.runs.known_names import known_names
 from sparing.runs.study import Study, apply_override, study_from
 
 _USUAL_TOPK = 0.1
+_USUAL_DECAY = 0.99
 _PFLLIB_FOLDERS = ("dataset", "../dataset")
 """Where PFLlib's generators put what they make."""
 _PFLLIB_SPLIT = {"dirichlet": 0.1}
@@ -76,6 +77,8 @@ def _make_parser() -> _FlagParser:
         default=0.005,
         help="learning rate (0.005)",
     )
+    flag("-ld", "--learning_rate_decay", dest="decay", type=_true_or_false, help="lower the rate every round (False)")
+    flag("-ldg", "--learning_rate_decay_gamma", dest="gamma", type=float, help="by this factor (0.99)")
     flag("-ls", "-le", "--local_epochs", dest="epochs", type=int, default=1, help="local epochs per round (1)")
     flag("-lbs", "-bs", "--batch_size", dest="batch", type=int, default=10, help="batch size (10)")
     flag("-jr", "--join_ratio", type=float, default=1.0, help="fraction of clients per round (1.0)")
@@ -114,7 +117,7 @@ def study_from_flags(words: Sequence[str]) -> PfllibStudy:
     values: dict[str, Any] = {
         "task": _task_from_flags(args),
         "method": _method_from_flags(args, notes),
-        "local": {"epochs": args.epochs, "batch": args.batch, "lr": args.lr},
+        "local": {"epochs": args.epochs, "batch": args.batch, "lr": args.lr} | _schedule_from_flags(args, notes),
         "rounds": args.global_rounds,
         "sample": args.join_ratio,
         "device": _device_from_flags(args, notes),
@@ -132,6 +135,27 @@ def study_from_flags(words: Sequence[str]) -> PfllibStudy:
     if args.times < 1:
         raise ConfigError(f"-t is {args.times}; at least one run is needed")
     return PfllibStudy(args.dataset, args.algorithm, args.goal, args.times, study, notes, args.as_json)
+
+
+def _true_or_false(word: str) -> bool:
+    """
+    >>> _true_or_false("True"), _true_or_false("false")
+    (True, False)
+    """
+    if word.lower() not in ("true", "false", "1", "0"):
+        raise argparse.ArgumentTypeError(f"{word!r} is neither True nor False")
+    return word.lower() in ("true", "1")
+
+
+def _schedule_from_flags(args: argparse.Namespace, notes: list[str]) -> dict[str, Any]:
+    """PFLlib's decay of the learning rate."""
+    if args.decay:
+        return {"schedule": {"exponential": {"factor": _USUAL_DECAY if args.gamma is None else args.gamma}}}
+    if args.decay is False:
+        notes.append("-ld False keeps the learning rate as it is; PFLlib takes any word after -ld as True")
+    if args.gamma is not None:
+        notes.append("-ldg has no effect without -ld True")
+    return {}
 
 
 def _device_from_flags(args: argparse.Namespace, notes: list[str]) -> str:

@@ -79,8 +79,6 @@ _NO_GRADIENTS = "sparing does not reconstruct samples from gradients"
 _SPEEDS = "how fast clients are is said by fleet.links, see docs/fleet.md"
 WITHOUT_MEANING = {
     "-ncl --num_classes -nb": "the data says how many classes there are",
-    "-ld --learning_rate_decay": "the learning rate stays as it is",
-    "-ldg --learning_rate_decay_gamma": "the learning rate stays as it is",
     "-ab --auto_break": _LAST_ROUND,
     "-tc --top_cnt": _LAST_ROUND,
     "-rjr --random_join_ratio": "-jr is the share of clients in every round",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sparing.data.clients import Clients
 from sparing.data.inputs import Inputs
