@@ -24,6 +24,7 @@ def made_run(
     columns: dict[str, list[Any]] | None = None,
     values: int = 80,
     study: dict[str, Any] | None = None,
+    summary: dict[str, Any] | None = None,
 ) -> Path:
     """One value a round; 100 bytes up and down a round unless `columns` say more; `values` of those up are values."""
     config = {"method": method, "seed": seed, "rounds": len(accuracy), "device": "cpu"} | (study or {})
@@ -43,5 +44,5 @@ def made_run(
             ledger.write(f"{one.round},0,down,{one.down_bytes - 20},0,0,20,0\n")
             ledger.write(f"{one.round},0,up,{values},{one.up_bytes - values},0,0,0\n")
     if finished:
-        (path / SUMMARY_FILE).write_text(json.dumps({"rounds": len(accuracy)}))
+        (path / SUMMARY_FILE).write_text(json.dumps({"rounds": len(accuracy)} | (summary or {})))
     return path

@@ -13,8 +13,9 @@ import sparing
 from made import made_run
 from sparing.core.errors import CheckpointError, ConfigError, TrainingError
 from sparing.reports.comparison import accuracy_lead, compare_groups
-from sparing.reports.comparison_tables import mark_legend, tables_of_comparison
+from sparing.reports.comparison_tables import comparison_csv, comparison_json, mark_legend, tables_of_comparison
 from sparing.reports.headline import headlines
+from sparing.reports.latex_table import comparison_latex
 from sparing.reports.run_folders import find_run_folders, group_runs, holds_study, read_run_folder
 from sparing.runs.study import study_from
 from sparing.tasks import fingerprint
@@ -499,3 +500,113 @@ def test_real_folders_agree_with_their_summaries(tmp_path):
         assert row.stats["rounds_to_target"].mean == 1
     assert rows["topk"].ratios["compression_values"] > rows["topk"].ratios["compression"] > 5
     assert rows["local"].ratios["compression_values"] == math.inf
+
+
+def ranked_by_mse(folder, curve, method="fedavg", seed=0, **more):
+    metrics = [{"mse": value, "personal_mse": value / 2} for value in curve]
+    summary = {"ranked_by": "mse", "higher_is_better": False}
+    columns = {"metrics": metrics, "loss": curve} | more
+    return made_run(folder, [math.nan] * len(curve), method, seed, columns=columns, summary=summary)
+
+
+@pytest.fixture
+def regression(tmp_path):
+    for seed in range(3):
+        ranked_by_mse(tmp_path / f"a{seed}", [4.0, 2.0 + 0.01 * seed], "fedavg", seed)
+        ranked_by_mse(tmp_path / f"b{seed}", [4.0, 3.0 + 0.01 * seed], "int8", seed)
+        ranked_by_mse(tmp_path / f"c{seed}", [4.0, 1.0 + 0.02 * seed], "topk", seed)
+    return tmp_path
+
+
+def test_the_lowest_error_is_the_best(regression):
+    found = comparison_of(regression)
+    assert [(row.method, row.best, row.star) for row in found.rows] == [
+        ("fedavg", False, False),
+        ("topk", True, True),
+        ("int8", False, False),
+    ]
+    row = found.rows[1]
+    assert row.stats["final_mse"].mean == row.stats["best_mse"].mean == pytest.approx(1.02)
+    assert row.stats["personal_mse"].mean == pytest.approx(0.51)
+    assert row.gaps["final_mse"].mean == pytest.approx(-0.99)
+    (said,) = headlines(found)
+    assert "topk has the lowest mse" in said
+    assert "mse difference vs fedavg: −0.99" in said
+    assert "more than noise" in said
+    assert "accura" not in said
+
+
+def test_tables_of_another_metric_have_its_name_and_no_column_of_nothing(regression):
+    found = comparison_of(regression)
+    first, second, *others = tables_of_comparison(found)
+    assert first.title.startswith("mse")
+    assert first.title.endswith("(lower is better)")
+    assert first.line == ["method", "seeds", "mse", "", "best round", "personalized"]
+    assert first.rows[1][:4] == ["topk", "3", "1.02 ± 0.02", "best *"]
+    assert second.title == "mse difference vs fedavg [95 % confidence interval]"
+    assert [one.title.split(",")[0] for one in others] == ["Bytes sent", "Loss"]
+    assert mark_legend(found).startswith("best: the lowest mean mse. * (Pareto): better than another method")
+    latex = comparison_latex(found)
+    assert r"Method & mse $\downarrow$ & Personalized mse $\downarrow$ & $\Delta$ mse vs.\ fedavg & Upload" in latex
+    assert r"topk & \textbf{1.02} $\pm$ 0.02" in latex
+    assert "nan" not in latex
+    csv = comparison_csv(found)
+    assert csv.startswith("method,task,seeds,rounds,final_mse,final_mse_std,personal_mse")
+    assert ",ranked_by" in csv.splitlines()[0]
+    assert comparison_json(found)["rows"][0]["ranked_by"] == "mse"
+
+
+def test_runs_that_rank_by_different_metrics_follow_the_baseline(tmp_path):
+    f1 = {"metrics": [{"macro_f1": 0.2}, {"macro_f1": 0.3}]}
+    made_run(tmp_path / "a", [0.1, 0.5], "fedavg")
+    made_run(tmp_path / "b", [0.1, 0.6], "topk", columns=f1, summary={"ranked_by": "macro_f1"})
+    rows, notes = compared(tmp_path)
+    said = (
+        "runs rank by different metrics (fedavg: accuracy; topk: macro_f1): all are ranked by the baseline's, accuracy"
+    )
+    assert said in notes
+    assert rows["topk"].best
+    assert tables_of_comparison(comparison_of(tmp_path))[0].title.startswith("Accuracy")
+    found = comparison_of(tmp_path, baseline="topk")
+    assert not any(row.best for row in found.rows), "fedavg has no macro_f1"
+    assert headlines(found)[0].startswith("No macro_f1 was measured for every method")
+
+
+def test_a_regression_of_ones_own_is_compared_by_its_error(tmp_path):
+    x = torch.randn(4, 30, 2, generator=torch.Generator().manual_seed(0))
+    y = x.sum(-1, keepdim=True)
+    clients = list(zip(x, y, strict=True))
+    task = sparing.Task(lambda: torch.nn.Linear(2, 1), clients, test=(x[0], y[0]), metric="mse", name="sums")
+    for method in ("fedavg", "sign"):
+        sparing.run(task, method, **QUICK | {"local": {"lr": 0.05, "steps": 5}}, out=tmp_path / method)
+    found = comparison_of(tmp_path)
+    table = tables_of_comparison(found)[0]
+    assert table.title == "mse on sums (lower is better)"
+    assert not any("nan" in cell for row in table.rows for cell in row)
+    means = {row.method: row.stats["final_mse"].mean for row in found.rows}
+    assert [row.method for row in found.rows if row.best] == [min(means, key=lambda name: means[name])]
+
+
+OWN_FILE = """
+import torch
+def load():
+    x = torch.randn(4, 20, 2, generator=torch.Generator().manual_seed(0))
+    return [(one, (one[:, 0] > {cut}).long()) for one in x]
+def net(classes):
+    return torch.nn.Linear(2, classes)
+"""
+
+
+def test_a_study_on_code_of_ones_own_is_another_task_after_an_edit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = {"data": "my_file.py:load", "model": "my_file.py:net"}
+    for name, cut, seed in (("a", 0.0, 0), ("b", 0.0, 1), ("c", 1.0, 0), ("d", 1.0, 2)):
+        (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=cut))
+        sparing.run(task, **QUICK, seed=seed, out=tmp_path / "runs" / name)
+    (tmp_path / "my_file.py").write_text("raise RuntimeError('this is never imported')")
+    rows, notes = compared(tmp_path / "runs")
+    assert sorted(row.seeds for row in rows.values()) == [[0, 1], [0, 2]]
+    assert all(re.fullmatch(r"fedavg on my_file.py:load \(fingerprint=[0-9a-f]{8}\)", label) for label in rows)
+    assert not any("the same study" in note for note in notes)
+    assert any("2 different tasks are called 'my_file.py:load'" in note for note in notes)
+    assert [row.task for row in comparison_of(tmp_path / "runs" / "a").rows] == ["my_file.py:load"]

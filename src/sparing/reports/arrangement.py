@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from sparing.core.errors import ConfigError, nearest_name
+from sparing.reports.ranking import Ranking
 from sparing.reports.run_folders import RunGroup, StoredRun
 from sparing.runs.results import Record, latest_value
 
@@ -28,9 +29,10 @@ def arrange_groups(
     tasks, out = groups_by_task(groups), []
     for task, some in tasks.items():
         base, said = _choose_baseline(some, baseline, task if len(tasks) > 1 else "")
-        rest = sorted((group for group in some if group is not base), key=_group_rank, reverse=True)
-        out += [base, *rest]
-        notes += said
+        ranking = ranking_of_task([base])
+        others = [group for group in some if group is not base]
+        out += [base, *sorted(others, key=lambda group: _group_rank(group, ranking), reverse=True)]
+        notes += said + _ranking_notes([base, *others], task if len(tasks) > 1 else "")
     return out, notes
 
 
@@ -120,13 +122,29 @@ def _choose_baseline(groups: Sequence[RunGroup], wanted: str | None, task: str) 
     return plain[0], [several] if len(plain) > 1 else []
 
 
-def _group_rank(group: RunGroup) -> tuple[float, float, float]:
-    """The larger the better: the mean accuracy of the global model, then of the clients' own, then the loss."""
+def ranking_of_task(groups: Sequence[RunGroup]) -> Ranking:
+    """That of the baseline, which comes first; a run that is over knows it best."""
+    runs = groups[0].runs
+    return next((run for run in runs if run.finished), runs[0]).ranking
 
-    def mean(column: str) -> float:
+
+def _ranking_notes(groups: Sequence[RunGroup], task: str) -> list[str]:
+    """Runs that name different metrics first."""
+    first = {group.method or group.label: ranking_of_task([group]).metric for group in groups}
+    if len(set(first.values())) == 1:
+        return []
+    said = "; ".join(f"{method}: {metric}" for method, metric in first.items())
+    where, chosen = f" on {task}" if task else "", ranking_of_task(groups).metric
+    return [f"runs{where} rank by different metrics ({said}): all are ranked by the baseline's, {chosen}"]
+
+
+def _group_rank(group: RunGroup, ranking: Ranking) -> tuple[float, float, float]:
+    """The larger the better: the mean of the metric of the global model, then of the clients' own, then the loss."""
+
+    def mean(column: str, sign: int) -> float:
         values = [latest_value(run.table, column) for run in group.runs]
-        found = sum(values) / len(values)
+        found = sign * sum(values) / len(values)
         return found if found == found else float("-inf")
 
-    loss = mean("loss")
-    return mean("accuracy"), mean("personal_accuracy"), -loss if loss > float("-inf") else loss
+    whole, personal = ranking.columns
+    return mean(whole, ranking.sign), mean(personal, ranking.sign), mean("loss", -1)

@@ -6,8 +6,11 @@ compression   the baseline's bytes up a round over the method's: all of them (wi
 seed_std      the standard deviation over seeds of a round's accuracy, mean over rounds
 jitter        the standard deviation of the change in accuracy from one evaluation to the next, after `warmup` rounds
 gap           the difference to the baseline, paired by seed, with a 95 % confidence interval from Student's t
-best          the row with the highest mean of its task
-star          more accurate, by more than noise, than another row of its task and than all that send no more bytes
+best          the row of its task with the highest mean, or the lowest where lower is better
+star          better, by more than noise, than another row of its task and than all that send no more bytes
+
+Methods are ranked by the first metric of their task, which is accuracy unless it names another one: final_NAME,
+best_NAME and personal_NAME are then among the numbers too.
 
 Means and standard deviations (n - 1) are over seeds. A number that a seed does not have, its mean does not have.
 """
@@ -19,22 +22,22 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
-from sparing.reports.arrangement import arrange_groups, groups_by_task
+from sparing.reports.arrangement import arrange_groups, groups_by_task, ranking_of_task
+from sparing.reports.ranking import Ranking
 from sparing.reports.run_folders import RunGroup, StoredRun, differing_keys
 from sparing.runs.results import (
     Record,
     bytes_to_accuracy,
     highest_accuracy,
     latest_value,
+    record_value,
     rounds_to_accuracy,
     seconds_to_accuracy,
 )
 
 _CONFIDENCE = 0.95
 _TOLERANCE_SLACK = 1e-9  # so that 0.90 is within 0.01 of 0.91
-_PAIRED_MEASURES = ("final_accuracy", "personal_accuracy")
 _EVALUATION_SET = "evaluate.set"
-_RANKING = ("final_accuracy", "personal_accuracy")  # the first that every method of a task has
 
 
 class SeedStat(NamedTuple):
@@ -68,6 +71,7 @@ class ComparisonRow(NamedTuple):
     baseline: bool = False
     best: bool = False
     star: bool = False
+    ranking: Ranking = Ranking()
 
 
 class Comparison(NamedTuple):
@@ -94,28 +98,38 @@ def compare_groups(
     notes += _comparison_caveats(groups) + _unreached_target_notes(groups, target)
     rows: list[ComparisonRow] = []
     for some in groups_by_task(groups).values():
-        numbers = [[_run_measures(run, target, tolerance, warmup) for run in group.runs] for group in some]
-        made = [_group_row(group, mine, some[0], numbers[0]) for group, mine in zip(some, numbers, strict=True)]
+        ranking = ranking_of_task(some)
+        numbers = [
+            [_ranked_measures(run, ranking) | _run_measures(run, target, tolerance, warmup) for run in group.runs]
+            for group in some
+        ]
+        made = [
+            _group_row(group, mine, some[0], numbers[0], ranking) for group, mine in zip(some, numbers, strict=True)
+        ]
         made = [row._replace(ratios=_ratios_to_baseline(row, made[0])) for row in made]
         rows += _marked_rows(made, some, numbers)
     return Comparison(rows, groups[0].label, target, notes)
 
 
-def _group_row(group: RunGroup, mine: list[dict], base: RunGroup, of_base: list[dict]) -> ComparisonRow:
+def _group_row(
+    group: RunGroup, mine: list[dict], base: RunGroup, of_base: list[dict], ranking: Ranking
+) -> ComparisonRow:
     stats = {name: seed_stat([one[name] for one in mine]) for name in mine[0]}
     between = _seed_std([run.table for run in group.runs])
     stats["seed_std"] = SeedStat(between, math.nan, len(group.runs) if between == between else 0)
-    found = [] if group is base else _PAIRED_MEASURES
+    found = [] if group is base else dict.fromkeys((*ranking.measures, *Ranking().measures))
     gaps = {name: baseline_gap(group, mine, base, of_base, name) for name in found}
     gaps = {name: gap for name, gap in gaps.items() if gap.seeds}
     seeds, rounds = [run.seed for run in group.runs], len(group.runs[0].table)
     method = group.method or group.label
-    return ComparisonRow(group.label, seeds, rounds, stats, {}, gaps, method, group.task, group is base)
+    row = ComparisonRow(group.label, seeds, rounds, stats, {}, gaps, method, group.task, group is base)
+    return row._replace(ranking=ranking)
 
 
 def ranked_measure(rows: Sequence[ComparisonRow]) -> str | None:
     """By which the methods of a task are ranked."""
-    return next((name for name in _RANKING if all(row.stats[name].mean == row.stats[name].mean for row in rows)), None)
+    names = rows[0].ranking.measures
+    return next((name for name in names if all(row.stats[name].mean == row.stats[name].mean for row in rows)), None)
 
 
 def _marked_rows(rows: list[ComparisonRow], groups: list[RunGroup], numbers: list[list[dict]]) -> list[ComparisonRow]:
@@ -123,9 +137,10 @@ def _marked_rows(rows: list[ComparisonRow], groups: list[RunGroup], numbers: lis
     name = ranked_measure(rows)
     if name is None or len(rows) == 1:
         return rows
-    top = max(row.stats[name].mean for row in rows)
+    ranking = rows[0].ranking
+    top = max(ranking.sign * row.stats[name].mean for row in rows)
     leads = {
-        (i, j): accuracy_lead(groups[i], numbers[i], groups[j], numbers[j], name)
+        (i, j): advantage(accuracy_lead(groups[i], numbers[i], groups[j], numbers[j], name), ranking)
         for i in range(len(rows)) for j in range(len(rows)) if i != j
     }  # fmt: skip
 
@@ -134,12 +149,28 @@ def _marked_rows(rows: list[ComparisonRow], groups: list[RunGroup], numbers: lis
         rivals = {j for j in range(len(rows)) if j != i and megabytes_sent(rows[j]) <= megabytes_sent(rows[i])}
         return bool(beaten) and rivals <= beaten
 
-    return [row._replace(best=row.stats[name].mean == top, star=star(i)) for i, row in enumerate(rows)]
+    return [row._replace(best=ranking.sign * row.stats[name].mean == top, star=star(i)) for i, row in enumerate(rows)]
+
+
+def advantage(more: BaselineGap, ranking: Ranking) -> BaselineGap:
+    """How much better that is: where lower is better, how much less."""
+    return more if ranking.higher_is_better else BaselineGap(-more.mean, -more.high, -more.low, more.seeds)
 
 
 def megabytes_sent(row: ComparisonRow) -> float:
     """Up and down together, mean over seeds."""
     return row.stats["up_mb"].mean + row.stats["down_mb"].mean
+
+
+def _ranked_measures(run: StoredRun, ranking: Ranking) -> dict[str, float]:
+    """What one run came to by the metric that methods are ranked by; accuracy is among the others."""
+    if ranking.by_accuracy:
+        return {}
+    seen = [record_value(r, ranking.metric) for r in run.table]
+    best = max((ranking.sign * value for value in seen if value == value), default=math.nan)
+    final, personal = (latest_value(run.table, column) for column in ranking.columns)
+    names = (*ranking.measures, f"best_{ranking.metric}")
+    return dict(zip(names, (final, personal, ranking.sign * best), strict=True))
 
 
 def _run_measures(run: StoredRun, target: float | None, tolerance: float, warmup: int) -> dict[str, float]:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sparing.reports.comparison import Comparison, ComparisonRow, SeedStat
+from sparing.reports.ranking import Ranking, short_value, signed_value
 
 _CellText = Callable[[ComparisonRow], str]
 _GUTTER = 2  # spaces between two columns of a terminal
@@ -37,7 +38,7 @@ def tables_of_comparison(found: Comparison) -> list[TextTable]:
     accuracy: dict[str, _CellText] = {
         "seeds": lambda row: str(len(row.seeds)),
         "final": _mean_cell("final_accuracy", 100, 2),
-        "": _marks_cell,
+        "": lambda row: _marks_cell(row) if row.ranking.by_accuracy else "",
         "best\nround": _mean_cell("best_accuracy", 100, 2),
         "personalized": _mean_cell("personal_accuracy", 100, 2),
         "worst\ndecile": _mean_cell("worst_decile", 100, 2),
@@ -67,15 +68,72 @@ def tables_of_comparison(found: Comparison) -> list[TextTable]:
     }
     several = any(g.low == g.low for row in found.rows for g in row.gaps.values())
     interval = " [95 % confidence interval]" if several else ""
+    ranked = _ranked_tables(found, where, f" vs {base}", interval)
     parts = {
-        f"Accuracy{where} (%)": accuracy,
+        f"Accuracy{where} (%)": accuracy if _has_accuracy(found) else {},
         f"Accuracy difference vs {base} (percentage points){interval}": against,
         f"Bytes sent, and upload compression vs {base} (wire / values only)": cost,
         f"Cost to reach {100 * (target or 0):g} % accuracy": until,
-        f"Convergence and stability; std in percentage points (change vs {base})": course,
+        _course_title(found, base): course,
     }
-    made = [_build_table(title, cells, found) for title, cells in parts.items()]
+    made = [*ranked, *(_build_table(title, cells, found) for title, cells in parts.items())]
     return [one for one in made if len(one.head) > one.names]
+
+
+def _has_accuracy(found: Comparison) -> bool:
+    """Whether there is one to show, or one was to be ranked by."""
+    return any(
+        row.ranking.by_accuracy or any(row.stats[name].seeds for name in Ranking().measures) for row in found.rows
+    )
+
+
+def _course_title(found: Comparison, base: str) -> str:
+    if not _has_accuracy(found):
+        return "Loss"
+    of = "" if all(row.ranking.by_accuracy for row in found.rows) else " of accuracy"
+    return f"Convergence and stability{of}; std in percentage points (change vs {base})"
+
+
+def _ranked_tables(found: Comparison, where: str, against: str, interval: str) -> list[TextTable]:
+    """For each metric other than accuracy that methods are ranked by: its values, and the differences."""
+    out = []
+    for ranking in dict.fromkeys(row.ranking for row in found.rows if not row.ranking.by_accuracy):
+        whole, personal = ranking.measures
+        values: dict[str, _CellText] = {
+            "seeds": lambda row: str(len(row.seeds)),
+            ranking.metric: _value_cell(whole),
+            "": _marks_cell,
+            "best\nround": _value_cell(f"best_{ranking.metric}"),
+            "personalized": _value_cell(personal),
+        }
+        gaps = {ranking.metric: _plain_gap_cell(whole), "personalized": _plain_gap_cell(personal)}
+        rows = [row for row in found.rows if row.ranking == ranking]
+        titles = f"{ranking.metric}{where} ({ranking.direction})", f"{ranking.metric} difference{against}{interval}"
+        out += [_build_table(title, cells, found, rows) for title, cells in zip(titles, (values, gaps), strict=True)]
+    return out
+
+
+def _value_cell(name: str) -> _CellText:
+    """Mean ± std over seeds, in the metric's own unit."""
+
+    def cell(row: ComparisonRow) -> str:
+        s = row.stats[name]
+        if s.mean == s.mean:
+            return short_value(s.mean) + (f" ± {s.std:.2g}" if s.std == s.std else "")
+        return f"{s.seeds} of {len(row.seeds)} seeds" if s.seeds else "-"
+
+    return cell
+
+
+def _plain_gap_cell(name: str) -> _CellText:
+    def cell(row: ComparisonRow) -> str:
+        g = row.gaps.get(name)
+        if g is None:
+            return "-"
+        reach = f" [{signed_value(g.low)}, {signed_value(g.high)}]" if g.low == g.low else ""
+        return f"{signed_value(g.mean)}{reach}"
+
+    return cell
 
 
 def baseline_word(found: Comparison) -> str:
@@ -88,22 +146,30 @@ def mark_legend(found: Comparison) -> str:
     """What the marks beside the accuracies mean; nothing where there are none."""
     if not any(row.best for row in found.rows):
         return ""
-    if all(len(row.seeds) == 1 for row in found.rows):
-        return "best: the highest accuracy. No method gets a star: with one seed a lead cannot be told from noise."
-    return f"best: the highest mean accuracy. {star_legend('method')}"
+    rankings = list(dict.fromkeys(row.ranking for row in found.rows))
+    alone = all(len(row.seeds) == 1 for row in found.rows)
+    mean = "" if alone else "mean "
+    best = " or ".join(f"the {'highest' if r.higher_is_better else 'lowest'} {mean}{r.metric}" for r in rankings)
+    if alone:
+        return f"best: {best}. No method gets a star: with one seed a lead cannot be told from noise."
+    return f"best: {best}. {star_legend('method', 'more accurate' if rankings == [Ranking()] else 'better')}"
 
 
-def star_legend(what: str) -> str:
+def star_legend(what: str, better: str = "more accurate") -> str:
     """What a Pareto star says of a method or a trial."""
     rivals = f"another {what} and every one that sends no more bytes"
-    return f"* (Pareto): more accurate than {rivals}, by more than noise (95 % interval over seeds)."
+    return f"* (Pareto): {better} than {rivals}, by more than noise (95 % interval over seeds)."
 
 
-def _build_table(title: str, cells: dict[str, _CellText], found: Comparison) -> TextTable:
-    columns = {head: [cell(row) for row in found.rows] for head, cell in cells.items()}
+def _build_table(
+    title: str, cells: dict[str, _CellText], found: Comparison, some: list[ComparisonRow] | None = None
+) -> TextTable:
+    """Of all rows, or of some."""
+    rows = found.rows if some is None else some
+    columns = {head: [cell(row) for row in rows] for head, cell in cells.items()}
     columns = {head: texts for head, texts in columns.items() if set(texts) - {"-", ""}}
     several = len(found.tasks) > 1
-    names = [[row.method, row.task] if several else [row.method] for row in found.rows]
+    names = [[row.method, row.task] if several else [row.method] for row in rows]
     lines = [[*names[i], *(texts[i] for texts in columns.values())] for i in range(len(names))]
     return TextTable(title, ["method", "task"][: 1 + several] + list(columns), lines, 1 + several)
 
@@ -238,6 +304,8 @@ def comparison_csv(found: Comparison) -> str:
     """One row for each method, four decimals; what was not measured is empty."""
     out = io.StringIO()
     lines = [flat_row(row) for row in found.rows]
+    if any(not row.ranking.by_accuracy for row in found.rows):
+        lines = [line | {"ranked_by": row.ranking.metric} for line, row in zip(lines, found.rows, strict=True)]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
     writer.writerows({k: _four_decimals(v) for k, v in line.items()} for line in lines)
@@ -264,7 +332,9 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
     for row in found.rows:
         stats = {name: finite_or_none(s._asdict()) for name, s in row.stats.items()}
         gaps = {name: finite_or_none(g._asdict()) for name, g in row.gaps.items()}
-        rows.append(row._asdict() | {"stats": stats, "ratios": finite_or_none(row.ratios), "gaps": gaps})
+        plain = {name: value for name, value in row._asdict().items() if name != "ranking"}
+        ranked = {"ranked_by": row.ranking.metric, "higher_is_better": row.ranking.higher_is_better}
+        rows.append(plain | ranked | {"stats": stats, "ratios": finite_or_none(row.ratios), "gaps": gaps})
     return found._asdict() | {"rows": rows}
 
 

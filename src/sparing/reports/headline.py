@@ -2,8 +2,7 @@
 
 from sparing.reports.comparison import BaselineGap, Comparison, ComparisonRow, megabytes_sent, ranked_measure
 from sparing.reports.comparison_tables import short_megabytes
-
-_MEASURE_WORDS = {"final_accuracy": "accuracy", "personal_accuracy": "personalized accuracy"}
+from sparing.reports.ranking import Ranking, short_value, signed_value
 
 
 def headlines(found: Comparison) -> list[str]:
@@ -12,37 +11,54 @@ def headlines(found: Comparison) -> list[str]:
 
 
 def _task_headline(rows: list[ComparisonRow]) -> str:
-    name, base = ranked_measure(rows), rows[0]
+    name, base, ranking = ranked_measure(rows), rows[0], rows[0].ranking
     where = f" on {base.task}" if base.task else ""
     if name is None:
-        return f"No accuracy was measured for every method{where}, so none is called the best."
+        return f"No {ranking.metric} was measured for every method{where}, so none is called the best."
     top = next((row for row in rows if row.best), base)
     sent = f"{short_megabytes(megabytes_sent(top))} MB sent in {base.rounds} round{'s' * (base.rounds > 1)}"
-    reached = f"{100 * top.stats[name].mean:.2f} % {_MEASURE_WORDS[name]} with {sent}"
+    reached = f"{_value_text(top.stats[name].mean, name, ranking)} with {sent}"
+    superlative = _superlative(ranking)
     if len(rows) == 1:
-        return f"{top.method} reaches {reached}{where}; there is no other method to compare it with."
+        what = "" if ranking.by_accuracy else f"{ranking.metric} "
+        return f"{top.method} reaches {what}{reached}{where}; there is no other method to compare it with."
     if not top.baseline:
         cost = f"{base.method} sends {short_megabytes(megabytes_sent(base))} MB"
-        more = _gap_text(top.gaps.get(name), base.method)
-        return f"{top.method} is the most accurate{where}: {reached} ({cost}); {more}."
+        more = _gap_text(top.gaps.get(name), base.method, ranking)
+        return f"{top.method} {superlative}{where}: {reached} ({cost}); {more}."
     others = [row for row in rows if row is not top and name in row.gaps]
-    said = f"{top.method}, the baseline, is the most accurate{where}: {reached}"
+    said = f"{top.method}, the baseline, {superlative}{where}: {reached}"
     if not others:
         return f"{said}."
-    near = max(others, key=lambda row: row.gaps[name].mean)
+    near = max(others, key=lambda row: ranking.sign * row.gaps[name].mean)
     sends = short_megabytes(megabytes_sent(near))
-    return f"{said}; {near.method} comes next with {sends} MB, {_gap_text(near.gaps[name], top.method)}."
+    return f"{said}; {near.method} comes next with {sends} MB, {_gap_text(near.gaps[name], top.method, ranking)}."
 
 
-def _gap_text(gap: BaselineGap | None, base: str) -> str:
+def _value_text(value: float, name: str, ranking: Ranking) -> str:
+    whose = "" if name == ranking.measures[0] else "personalized"
+    if ranking.by_accuracy:
+        return f"{100 * value:.2f} % {whose} accuracy".replace("  ", " ")
+    return f"{short_value(value)} ({whose})" if whose else short_value(value)
+
+
+def _superlative(ranking: Ranking) -> str:
+    if ranking.by_accuracy:
+        return "is the most accurate"
+    return f"has the {'highest' if ranking.higher_is_better else 'lowest'} {ranking.metric}"
+
+
+def _gap_text(gap: BaselineGap | None, base: str, ranking: Ranking) -> str:
     """The difference, with its interval, and whether it is more than noise."""
     if gap is None:
         return f"no seed is shared with {base}, so the difference has no paired interval"
-    said = f"accuracy difference vs {base}: {_signed_points(gap.mean)} percentage points"
+    signed = _signed_points if ranking.by_accuracy else lambda value: signed_value(value).replace("-", "−")
+    unit = " percentage points" if ranking.by_accuracy else ""
+    said = f"{ranking.metric} difference vs {base}: {signed(gap.mean)}{unit}"
     if gap.low != gap.low:
         return f"{said}, from one seed, which cannot tell it from noise"
     clear = gap.low > 0 or gap.high < 0
-    interval = f"95 % interval {_signed_points(gap.low)} to {_signed_points(gap.high)}"
+    interval = f"95 % interval {signed(gap.low)} to {signed(gap.high)}"
     return f"{said} ({interval}, {'more than' if clear else 'within'} noise)"
 
 

@@ -5,6 +5,7 @@ import re
 
 from sparing.reports.comparison import BaselineGap, Comparison, ComparisonRow, SeedStat
 from sparing.reports.comparison_tables import baseline_word, short_megabytes
+from sparing.reports.ranking import Ranking, short_value, signed_value
 
 _LATEX_SPECIALS = {"\\": r"\textbackslash{}", "±": r"$\pm$", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _LATEX_SPECIALS |= {char: f"\\{char}" for char in "&%$#_{}"}
@@ -12,9 +13,11 @@ _NOT_IN_LABELS = re.compile(r"[^a-z0-9]+")
 
 
 def comparison_latex(found: Comparison) -> str:
-    """The best accuracy of a task is bold; a column that nobody has a number for is left out."""
+    """The best accuracy, or what a task is ranked by, is bold; a column that nobody has a number for is left out."""
     base, several = _escape_latex(baseline_word(found)), len(found.tasks) > 1
-    columns = {
+    rankings = dict.fromkeys(row.ranking for row in found.rows if not row.ranking.by_accuracy)
+    columns = {head: cells for ranking in rankings for head, cells in _ranked_columns(ranking, base, found).items()}
+    columns |= {
         r"Accuracy (\%)": [_accuracy_cell(row, "final_accuracy", found) for row in found.rows],
         r"Personalized (\%)": [_accuracy_cell(row, "personal_accuracy", found) for row in found.rows],
         rf"$\Delta$ vs.\ {base} (pp)": [_difference_cell(row) for row in found.rows],
@@ -46,13 +49,55 @@ def _caption(found: Comparison) -> str:
     many = "one seed" if seeds == {1} else rf"mean $\pm$ standard deviation ($n-1$) over {over} seeds"
     after = f"after {' or '.join(map(str, sorted(rounds)))} rounds"
     gaps = [gap for row in found.rows for gap in row.gaps.values()]
-    interval = r"; differences in percentage points, paired by seed, with 95\,\% confidence intervals"
+    points = " in percentage points" if all(row.ranking.by_accuracy for row in found.rows) else ""
+    interval = rf"; differences{points}, paired by seed, with 95\,\% confidence intervals"
     best = "; best in bold" if any(row.best for row in found.rows) else ""
     return f"Results{where} {after}: {many}{interval if any(gap.low == gap.low for gap in gaps) else ''}{best}."
 
 
 def _label(found: Comparison) -> str:
     return "tab:" + (_NOT_IN_LABELS.sub("-", "-".join(found.tasks).lower()).strip("-") or "results")
+
+
+def _ranked_columns(ranking: Ranking, base: str, found: Comparison) -> dict[str, list[str]]:
+    """Of a metric other than accuracy, in its own unit; rows that are ranked otherwise have none."""
+    whole, personal = ranking.measures
+    name, arrow = _escape_latex(ranking.metric), r"$\uparrow$" if ranking.higher_is_better else r"$\downarrow$"
+
+    def gap(row: ComparisonRow) -> str:
+        return _plain_difference(row.gaps.get(whole) or row.gaps.get(personal))
+
+    made = {
+        f"{name} {arrow}": lambda row: _metric_cell(row, whole, found),
+        f"Personalized {name} {arrow}": lambda row: _metric_cell(row, personal, found),
+        rf"$\Delta$ {name} vs.\ {base}": gap,
+    }
+    return {head: [cell(row) if row.ranking == ranking else "--" for row in found.rows] for head, cell in made.items()}
+
+
+def _metric_cell(row: ComparisonRow, name: str, found: Comparison) -> str:
+    stat = row.stats[name]
+    if stat.mean != stat.mean:
+        return "--"
+    values = [other.stats[name].mean for other in found.rows if other.task == row.task]
+    top = len(values) > 1 and row.ranking.sign * stat.mean == max(row.ranking.sign * v for v in values if v == v)
+    mean = rf"\textbf{{{short_value(stat.mean)}}}" if top else short_value(stat.mean)
+    return mean + (rf" $\pm$ {stat.std:.2g}" if stat.std == stat.std else "")
+
+
+def _plain_difference(gap: BaselineGap | None) -> str:
+    if gap is None:
+        return "--"
+    mean, low, high = (_with_math_signs(signed_value(value)) for value in (gap.mean, gap.low, gap.high))
+    return mean + (f" [{low}, {high}]" if gap.low == gap.low else "")
+
+
+def _with_math_signs(text: str) -> str:
+    """
+    >>> _with_math_signs("-0.0123")
+    '$-$0.0123'
+    """
+    return f"${text[0]}${text[1:]}" if text[0] in "+-" else text
 
 
 def _accuracy_cell(row: ComparisonRow, name: str, found: Comparison) -> str:

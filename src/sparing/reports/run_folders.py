@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from sparing.core.errors import ConfigError
 from sparing.core.registry import known_recipes
 from sparing.data.options import name_and_options
+from sparing.reports.ranking import Ranking, ranking_of_run
 from sparing.runs.files.run_folder import (
     CONFIG_FILE,
     FAILED_FILE,
@@ -23,8 +24,10 @@ from sparing.runs.files.run_folder import (
     read_config,
     refuse_altered_files,
 )
+from sparing.runs.own_code import CODE_FOLDER
 from sparing.runs.results import Record, read_metric_rows, read_round_row
 from sparing.runs.study import OWN_TASK, Study, study_from
+from sparing.tasks.code import copy_name, is_code
 
 _NOT_SETTINGS = ("seed", "engine", "device", "plan", "checkpoint", "record", "keep_secret")
 """What does not make it another experiment: the seed, and where and how it was run."""
@@ -53,6 +56,7 @@ class StoredRun(NamedTuple):
     value_bytes: list[int]  # up, a round: the values alone, without index, scale and header
     finished: bool
     failed: str = ""  # why training broke down, where it did
+    ranking: Ranking = Ranking()
 
 
 class RunGroup(NamedTuple):
@@ -102,7 +106,11 @@ def read_run_folder(path: Path) -> StoredRun:
     if data == OWN_TASK:
         data = known.get("name", OWN_TASK)
         settings["task.fingerprint"] = settings["task.fingerprint"] or _fingerprint_of_samples(path)
-    return StoredRun(path, data, name, study["seed"], settings, table, values, done, failed or _diverged(table))
+    elif found.code():
+        data = _short_reference(data)
+        settings["task.fingerprint"] = _fingerprint_of_code(path, found)
+    failed, ranking = failed or _diverged(table), ranking_of_run(summary, study["evaluate"]["metrics"], table)
+    return StoredRun(path, data, name, study["seed"], settings, table, values, done, failed, ranking)
 
 
 def _fingerprint_of_samples(path: Path) -> str:
@@ -110,6 +118,28 @@ def _fingerprint_of_samples(path: Path) -> str:
     known = (read_checkpoint_meta(path) or {}).get("identity", {})
     said = "|".join(str(known.get(name)) for name in ("train", "test", "validation", "probe", "held out"))
     return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def _fingerprint_of_code(path: Path, study: Study) -> str:
+    """Of a run on code that its study names: by the copies of the files, which are read and never run.
+
+    Modules are not copied, so that they count by name alone.
+    """
+    digest = hashlib.sha256()
+    for key, call in study.code().items():
+        copy = path / CODE_FOLDER / copy_name(call.place)
+        digest.update(f"|{key}|{call.reference.rpartition(':')[2]}|".encode())
+        if call.is_file and copy.is_file():
+            digest.update(_parse_run_file(copy, Path.read_bytes))
+    return digest.hexdigest()[:16]
+
+
+def _short_reference(data: str) -> str:
+    """
+    >>> _short_reference("/somewhere/my_file.py:load"), _short_reference("npz:a/b")
+    ('my_file.py:load', 'npz:a/b')
+    """
+    return Path(data).name if is_code(data) else data
 
 
 def _diverged(table: Sequence[Record]) -> str:
@@ -259,7 +289,7 @@ def _same_name_notes(groups: Sequence[RunGroup]) -> list[str]:
             kinds.setdefault(group.runs[0].data, set()).add(known)
     return [
         f"{len(found)} different tasks are called {name!r}: they differ in data, model or loss, and are not averaged"
-        "; give each a name of its own, Task(name=...)"
+        "; give each a name of its own, Task(name=...), or its file"
         for name, found in kinds.items()
         if len(found) > 1
     ]

@@ -189,8 +189,12 @@ def highest_accuracy(table: list[Record]) -> float:
 
 def latest_value(table: list[Record], name: str) -> float:
     """The latest measured value of a column, or of a metric."""
-    values = (getattr(r, name) if name in ROUND_COLUMNS else r.metrics.get(name, math.nan) for r in reversed(table))
+    values = (record_value(r, name) for r in reversed(table))
     return next((v for v in values if v == v), float("nan"))
+
+
+def record_value(record: Record, name: str) -> float:
+    return getattr(record, name) if name in ROUND_COLUMNS else record.metrics.get(name, math.nan)
 
 
 def _rounds_until(table: list[Record], accuracy: float) -> list[Record]:

@@ -1,0 +1,77 @@
+"""By which metric methods are ranked, which way is better, and how its numbers are written."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sparing.runs.results import Record
+from sparing.train.named_metrics import METRICS
+
+_ACCURACY = "accuracy"
+
+
+class Ranking(NamedTuple):
+    """The first metric of a run's task."""
+
+    metric: str = _ACCURACY
+    higher_is_better: bool = True
+
+    @property
+    def by_accuracy(self) -> bool:
+        return self.metric == _ACCURACY
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Of a round: the global model's, and the mean over the clients' own."""
+        return self.metric, f"personal_{self.metric}"
+
+    @property
+    def measures(self) -> tuple[str, str]:
+        """The same after the last round, as a comparison calls them; the first that all have is what counts."""
+        return f"final_{self.metric}", f"personal_{self.metric}"
+
+    @property
+    def sign(self) -> int:
+        return 1 if self.higher_is_better else -1
+
+    @property
+    def axis(self) -> str:
+        return "accuracy (%)" if self.by_accuracy else self.metric
+
+    @property
+    def scale(self) -> int:
+        return 100 if self.by_accuracy else 1
+
+    @property
+    def direction(self) -> str:
+        return "higher is better" if self.higher_is_better else "lower is better"
+
+
+def ranking_of_run(summary: Mapping[str, Any], asked: Sequence[str], table: Sequence[Record]) -> Ranking:
+    """As its summary says; of a run that is not over, by the metrics that its study names and by what was measured."""
+    if summary:
+        return Ranking(str(summary.get("ranked_by", _ACCURACY)), summary.get("higher_is_better", True) is not False)
+    if asked:
+        name = asked[0].rpartition(":")[2].lower().replace("-", "_").replace("top_", "top")
+        return (
+            Ranking(name, METRICS[name].higher_is_better) if name in METRICS else Ranking(asked[0].rpartition(":")[2])
+        )
+    if any(math.isfinite(r.loss) for r in table) and all(math.isnan(r.accuracy) for r in table):
+        return Ranking("loss", False)
+    return Ranking()
+
+
+def short_value(value: float) -> str:
+    """
+    >>> short_value(0.123456), short_value(1234.56)
+    ('0.1235', '1235')
+    """
+    return f"{value:.4g}"
+
+
+def signed_value(value: float) -> str:
+    """
+    >>> signed_value(-0.01234), signed_value(2.5)
+    ('-0.0123', '+2.5')
+    """
+    return f"{value:+.3g}"
