@@ -65,6 +65,11 @@ class Clients:
     def __len__(self) -> int:
         return len(self.count)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether everybody's samples are here; on a server, and on a node, they are not."""
+        return int(self.count.sum()) <= len(self.y) and bool((self.start + self.count <= len(self.y)).all())
+
     def client(self, i: int) -> tuple[Samples, Tensor]:
         """Client i's samples, as views."""
         span = slice(int(self.start[i]), int(self.start[i]) + int(self.count[i]))

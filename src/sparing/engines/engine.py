@@ -1,5 +1,6 @@
 """What every engine takes and gives. An engine says where clients run; what they do is in `core.round`."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -8,10 +9,11 @@ from torch import Tensor, nn
 
 from sparing.core.context import Ctx, Requirement
 from sparing.core.context import context as context_of
+from sparing.core.download import download_kinds
 from sparing.core.method import Fit, Lesson, Method, Trained, nothing
 from sparing.core.ops import restrict
 from sparing.core.parcel import Schema
-from sparing.core.round import Server
+from sparing.core.round import Server, outgoing
 from sparing.core.tree import Rest, Tree, cat_trees, under
 from sparing.fleet.fleet import Fleet
 from sparing.tasks.task import Task
@@ -168,6 +170,18 @@ def cohort_context(job: Job, server: Server, ids: Tensor, t: int, requirements: 
     )
 
 
+def without_absent(job: Job, server: Server, cohort: Ctx, tally: "Tally") -> Ctx:
+    """Those of the cohort to whom the round happens. Of the others, where there are any, it tells what was sent."""
+    here_K = job.fleet.counted(cohort)
+    if bool(here_K.all()):
+        return cohort
+    for k in (~here_K).nonzero()[:, 0].tolist():
+        ctx = cohort.at(slice(k, k + 1))
+        sent = download_kinds(server.past, outgoing(job.method, server, ctx), ctx)[1]
+        tally.add_absent(ctx, sent)
+    return cohort.at(here_K.nonzero()[:, 0])
+
+
 def chunks_of_size(ctx: Ctx, size: int, fit: Fit | None) -> Iterator[Ctx]:
     """The cohort in parts of at most `size` clients with models of one size, similar amounts of data together."""
     return _chunk_pieces(ctx, -(-len(ctx.ids) // size), fit)
@@ -232,6 +246,12 @@ class Tally:
         self.parts.append({"ids": ctx.ids, "n": ctx.n, "arrived": ~gone_K.cpu()})
         self.losses.append(loss)
         self.sizes.append((down, up))
+
+    def add_absent(self, ctx: Ctx, down: Sizes) -> None:
+        """Clients to whom this was sent, and from whom nothing counts."""
+        nothing = {kind: torch.zeros_like(x) for kind, x in down.items()}
+        gone_K = torch.ones(len(ctx.ids), dtype=torch.bool)
+        self.add(ctx, lambda: down, lambda: nothing, torch.full((len(ctx.ids),), math.nan), gone_K)
 
     @property
     def arrivals(self) -> int:

@@ -31,7 +31,7 @@ from sparing.core.round import (
 from sparing.core.tree import Tree, tree_sha256
 from sparing.core.versions import NEVER, copy_of
 from sparing.engines.divergence import Divergence
-from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, cohort_context
+from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, cohort_context, without_absent
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
 from sparing.wire import from_bytes, parcel_sizes, schema_of, to_bytes
@@ -52,8 +52,9 @@ class Reference:
         watched = stale.watching(method)
         copies: dict[int, Tree] = {}
         with torch.no_grad():
-            for k in range(len(ids)):
-                ctx = cohort.at(slice(k, k + 1))
+            taking_part = without_absent(self.job, server, cohort, tally)
+            for k in range(len(taking_part.ids)):
+                ctx = taking_part.at(slice(k, k + 1))
                 with _stage("writing the download", ctx):
                     down = outgoing(method, server, ctx)
                     posted = write_download(server.past, down, ctx)
@@ -91,9 +92,9 @@ class Reference:
                 self.bank.write(ctx.ids, state)
                 tally.add(ctx, sent, back, up.notes["loss"], gone_K)
             if tally.arrivals:
-                server, report = settle(method, server, fold, cohort, self.job.gradient)
+                server, report = settle(method, server, fold, taking_part, self.job.gradient)
             else:
-                server, report = mark_met(server, cohort), {}
+                server, report = mark_met(server, taking_part), {}
         return server, tally.outcome(*read_later([], tally.losses, report, stale.report())())
 
     def held(self, server: Server, ctx: Ctx, copies: dict[int, Tree]) -> tuple[Tree, int]:

@@ -19,7 +19,16 @@ from sparing.core.round import Server, begin, client_claiming, incoming, mark_me
 from sparing.core.threads import intra_op, work_side_by_side
 from sparing.core.tree import Tree
 from sparing.engines.divergence import Divergence
-from sparing.engines.engine import Evaluation, Job, LaterSizes, Outcome, Tally, chunks_by_thread, cohort_context
+from sparing.engines.engine import (
+    Evaluation,
+    Job,
+    LaterSizes,
+    Outcome,
+    Tally,
+    chunks_by_thread,
+    cohort_context,
+    without_absent,
+)
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
 from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_sizes
@@ -74,6 +83,7 @@ class Vector:
         with torch.no_grad(), intra_op(job.within) if job.within > 1 else nullcontext():
             folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
+            taking_part = without_absent(self.job, server, cohort, tally)
 
             def send(ctx: Ctx) -> SentChunk:
                 down = outgoing(job.method, server, ctx)
@@ -92,11 +102,11 @@ class Vector:
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
-            work_side_by_side(map(send, chunks_by_thread(job, cohort)), work, take, aside)
+            work_side_by_side(map(send, chunks_by_thread(job, taking_part)), work, take, aside)
             if tally.arrivals:
-                server, report = settle(job.method, server, _merge_folds(folds), cohort, self.job.gradient)
+                server, report = settle(job.method, server, _merge_folds(folds), taking_part, self.job.gradient)
             else:
-                server, report = mark_met(server, cohort), {}
+                server, report = mark_met(server, taking_part), {}
             read = read_later(cohort.workspace.requirements or [], tally.losses, report, stale.report())
 
         def outcome() -> Outcome:

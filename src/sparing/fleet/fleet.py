@@ -40,6 +40,7 @@ class Fleet(NamedTuple):
     latency: float = 0.0  # seconds, paid once each way
     deadline: float | None = None  # seconds after which a round takes no more uploads
     draw: Callable[[int, int], np.ndarray] | None = None  # (round, n) -> uint64 words for cohorts; None: by the seed
+    arrivals: "Arrivals | None" = None  # who was asked and who counted in a run that is played again
 
     @property
     def everybody(self) -> bool:
@@ -67,6 +68,8 @@ class Fleet(NamedTuple):
         >>> Fleet().cohort(seed=0, t=1, clients=10, count=3)
         tensor([2, 5, 7])
         """
+        if self.arrivals is not None:
+            return self.arrivals.asked(t)
         words = (self.draw(t, clients) if self.draw else _public_cohort_words(seed, t, clients)).view(np.int64)
         if self.everybody:
             return torch.from_numpy(_smallest_places(words, count))
@@ -93,6 +96,12 @@ class Fleet(NamedTuple):
         if ctx.budget is None:
             return vanished
         return vanished.to(ctx.budget.device) | (up_K.to(ctx.budget.device) > ctx.budget)
+
+    def counted(self, ctx: Ctx) -> Tensor:
+        """Who of these clients takes part at all: bool `[K]`. To the others this round never happens."""
+        if self.arrivals is None:
+            return torch.ones(len(ctx.ids), dtype=torch.bool)
+        return torch.isin(ctx.ids, self.arrivals.counted(ctx.round))
 
     def claim(self, start: Tree, after: Models, ctx: Ctx) -> Models:
         """What these clients say they have learned."""
@@ -123,6 +132,44 @@ def _smallest_places(words: np.ndarray, count: int) -> np.ndarray:
     if count >= len(words):
         return np.arange(len(words))
     return np.flatnonzero(words < np.partition(words, count)[count])
+
+
+class Arrivals:
+    """Who was asked in each round of a run, and whose upload counted, as its ledger says."""
+
+    def __init__(self, rounds: dict[int, tuple[list[int], list[int]]], where: str):
+        self.rounds, self.where = rounds, where
+
+    def asked(self, t: int) -> Tensor:
+        return torch.tensor(self._of(t)[0], dtype=torch.int64)
+
+    def counted(self, t: int) -> Tensor:
+        return torch.tensor(self._of(t)[1], dtype=torch.int64)
+
+    def _of(self, t: int) -> tuple[list[int], list[int]]:
+        if t not in self.rounds:
+            raise DataError(f"{self.where} ends with round {max(self.rounds, default=0)}, but this is round {t}")
+        return self.rounds[t]
+
+
+def read_arrivals(path: Path, clients: int) -> Arrivals:
+    """From a ledger: whoever has a row down was asked, and counted if any byte went up."""
+    rounds: dict[int, tuple[list[int], list[int]]] = {}
+    try:
+        with damage_as_data_error(f"{path} is no ledger of a run"), open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                asked, counted = rounds.setdefault(int(row["round"]), ([], []))
+                sizes = [int(value) for name, value in row.items() if name not in ("round", "client", "direction")]
+                if row["direction"] == "down":
+                    asked.append(int(row["client"]))
+                elif row["direction"] == "up" and sum(sizes):
+                    counted.append(int(row["client"]))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror}); name the folder of a run") from None
+    most = max((who for asked, _ in rounds.values() for who in asked), default=0)
+    if most >= clients:
+        raise DataError(f"{path} names client {most}; there are clients 0 to {clients - 1}")
+    return Arrivals(rounds, str(path))
 
 
 class AvailabilityTrace(NamedTuple):

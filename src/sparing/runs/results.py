@@ -46,7 +46,7 @@ class Record:
         return cls(
             round=t,
             **(_evaluation_columns(evaluation) if evaluation else dict.fromkeys(_MEASURED_COLUMNS, math.nan)),
-            train_loss=weighted_mean(outcome.loss, outcome.n),
+            train_loss=_mean_training_loss(outcome),
             clients=int(outcome.arrived.sum()),
             up_bytes=sum(int(x.sum()) for x in outcome.up.values()),
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
@@ -55,6 +55,12 @@ class Record:
             metrics={name: value for name, value in outcome.report.items() if name != "coverage"}
             | (_asked_columns(evaluation) if evaluation else {}),
         )
+
+
+def _mean_training_loss(outcome: Outcome) -> float:
+    """Over all who said one: of clients that a round left out nothing is known."""
+    heard = outcome.arrived | ~outcome.loss.isnan()
+    return weighted_mean(outcome.loss[heard], outcome.n[heard])
 
 
 def _evaluation_columns(evaluation: Evaluation) -> dict[str, float]:

@@ -24,7 +24,7 @@ from sparing.engines.engine import Job
 from sparing.engines.reference import Reference
 from sparing.engines.vector import Vector
 from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
-from sparing.fleet.fleet import Fleet, read_capacity, read_trace
+from sparing.fleet.fleet import Fleet, read_arrivals, read_capacity, read_trace
 from sparing.fleet.links import link_rates
 from sparing.runs.environment import describe_environment
 from sparing.runs.files.kept_parcels import keep_parcels
@@ -33,6 +33,7 @@ from sparing.runs.files.run_folder import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
     FAILED_FILE,
+    LEDGER_FILE,
     LOG_FILE,
     SERVER_SLOTS_FILE,
     SLOTS_FILE,
@@ -290,7 +291,12 @@ def _fleet_from_section(section: FleetSection, task: Task, seed: int) -> Fleet:
     if said.kind != "none":
         attack = Attack(said.kind, choose_attackers(seed, len(task), said.share, task.held_out), said.scale)
     when = (section.latency, section.deadline)
-    return Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack, *when)
+    fleet = Fleet(section.available, trace, section.dropout, capacity, task.held_out, attack, *when)
+    if section.arrived is None:
+        return fleet
+    if not fleet.sure or trace is not None or section.available < 1:
+        raise ConfigError("fleet.arrived says who came, so nobody is drawn; drop available, trace, dropout, deadline")
+    return fleet._replace(arrivals=read_arrivals(Path(section.arrived) / LEDGER_FILE, len(task)))
 
 
 def new_run(study: Study, job: Job, folder: RunFolder | None, secret: Secret | None = None) -> RunState:

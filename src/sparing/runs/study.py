@@ -210,6 +210,7 @@ class FleetSection(StudySection):
     latency: NonNegativeFloat = 0.0  # seconds, each way
     deadline: PositiveFloat | None = None  # seconds after which a round takes no more uploads
     attack: AttackSection = AttackSection()
+    arrived: str | None = None  # a run folder: who was asked and who counted there, instead of a draw
 
 
 class EvaluateSection(StudySection):
