@@ -8,6 +8,7 @@ SparingError              one sentence: what, where, the value seen, the fix
     UploadError           in what one client sent
   WireError               bytes that are not a parcel
   CheckpointError         a saved run that cannot be continued
+  FederationError         a federation that cannot go on as it is
 """
 
 import difflib
@@ -51,6 +52,10 @@ class WireError(SparingError):
 
 
 class CheckpointError(SparingError):
+    pass
+
+
+class FederationError(SparingError):
     pass
 
 

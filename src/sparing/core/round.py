@@ -151,10 +151,10 @@ class StepRows:
 
 def starting_models(method: Method, server: Server, state: Tree, ctx: Ctx) -> Tree:
     """What these K clients would start this round from."""
-    return _starting_model(method, state, outgoing(method, server, ctx), ctx)
+    return starting_model(method, state, outgoing(method, server, ctx), ctx)
 
 
-def _starting_model(method: Method, state: Tree, got: Parcel, ctx: Ctx) -> Tree:
+def starting_model(method: Method, state: Tree, got: Parcel, ctx: Ctx) -> Tree:
     """What came, written over what these K clients keep for themselves."""
     own = method_for_size(method, ctx).share.given(_own_tensors(method, state, ctx), ctx)
     return overlay(own, _values_in(got), {name: leaf.scope for name, leaf in got.leaves.items()})
@@ -202,7 +202,7 @@ def client_claiming(
     They keep what follows from the truth: nobody lies to himself.
     """
     seen_by = method_for_size(method, ctx)
-    start = _starting_model(method, state, got, ctx)
+    start = starting_model(method, state, got, ctx)
     memory = under("local", state)
     if seen_by.local.reset:
         moving = [name for name in memory if name.startswith("velocity/")]

@@ -37,6 +37,11 @@ def commonly_held(method: Method) -> list[str]:
     return [name for name in method.layout.shapes if name not in share.private]
 
 
+def first_held(method: Method) -> int:
+    """The round whose model a client never met holds: round 1 begins with the first model."""
+    return 1 if method.broadcast is not None and method.broadcast.seeded else NEVER
+
+
 def first_past(method: Method, model: Tree, clients: int) -> Tree:
     """What a server that broadcasts remembers before the first round; nothing, for others."""
     if method.broadcast is None:
@@ -44,8 +49,7 @@ def first_past(method: Method, model: Tree, clients: int) -> Tree:
     device = next(iter(model.values())).device
     past = {f"memory/{name}": x.to(device) for name, x in broadcaster(method).init(method.layout).items()}
     if commonly_held(method):
-        began = 1 if method.broadcast.seeded else NEVER  # round 1 begins with the first model
-        past["held"] = torch.full((clients,), began, dtype=torch.int64, device=device)
+        past["held"] = torch.full((clients,), first_held(method), dtype=torch.int64, device=device)
         past["from"] = torch.zeros(1, dtype=torch.int64, device=device)
     return past
 

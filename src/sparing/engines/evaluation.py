@@ -78,7 +78,7 @@ def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps
 
     def train(start: Start) -> Start:
         ctx, models, memory = start
-        how = _tuned_job(job) if who == "after" else _job_in_steps(_tuned_job(job), steps)
+        how = tuned_job(job) if who == "after" else _job_in_steps(tuned_job(job), steps)
         return ctx, dict(train_locally(how.method.local, how.train, models, memory, ctx).after), {}
 
     def mark(trained: Start) -> None:
@@ -100,7 +100,7 @@ def _untrained(start: Start) -> Start:
     return start
 
 
-def _tuned_job(job: Job) -> Job:
+def tuned_job(job: Job) -> Job:
     """The same job, training as the method wants its models tuned."""
     local = job.method.local
     phases = local.tune(local.phases) if local.tune else local.phases

@@ -182,12 +182,8 @@ def _split_snapshot(job: Job) -> list[Snapshot]:
     ids = rank[_evenly_spaced(clients)]
     picture: Snapshot = {"kind": "split", "ids": ids.tolist(), "samples": data.count[ids].tolist()}
     picture |= {"clients": clients, "total": int(data.count.sum())}
-    if (
-        data.is_whole
-        and data.y.dim() == 1
-        and not data.y.is_floating_point()
-        and int(data.y.max()) < _MOST_LABELS_SHOWN
-    ):
+    is_class = data.y.dim() == 1 and not data.y.is_floating_point()
+    if data.is_whole and is_class and int(data.y.max()) < _MOST_LABELS_SHOWN:
         labels = int(data.y.max()) + 1
         picture["values"] = [torch.bincount(data.client(i)[1].cpu(), minlength=labels).tolist() for i in ids.tolist()]
     return [picture]

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ from sparing.core.method import Method, Trait
 from sparing.core.round import first_client, first_row, first_server
 from sparing.core.tree import under
 from sparing.data.options import name_and_options
-from sparing.engines.engine import Job
+from sparing.engines.engine import Engine, Job
 from sparing.engines.reference import Reference
 from sparing.engines.vector import Vector
 from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
@@ -49,7 +49,7 @@ from sparing.runs.plan.settle import SettledPlan, settle_plan, study_device
 from sparing.runs.preflight import refuse_model_misfit
 from sparing.runs.privacy import secret as secrets
 from sparing.runs.privacy.releases import Releases
-from sparing.runs.privacy.secret import Secret
+from sparing.runs.privacy.secret import ClientSecret, Secret
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.results import Result
 from sparing.runs.snapshots import refuse_similarity_of_sizes
@@ -62,6 +62,8 @@ from sparing.tasks.fingerprint import task_fingerprint
 from sparing.tasks.task import Task, copy_model
 
 _ENGINES = {"vector": Vector, "debug": Reference}
+EngineMaker = Callable[[Job, RunFolder | None], Engine]
+"""Makes the engine of a run whose clients are elsewhere."""
 
 
 def run(
@@ -109,13 +111,14 @@ def start_run(
     out: str | Path | None = None,
     loggers: Sequence[Logger] = (),
     key: bytes | None = None,
+    engine: EngineMaker | None = None,
 ) -> Result:
     """A new run. Everything that can be refused is refused before anything is written."""
     secret = Secret(key)
     job, study = settle_study(study, measured_task(task, study) if task else task_from_study(study), secret)
     with (
         nullcontext() if out is None else RunFolder.create(out, study.device) as folder,
-        closing(new_run(study, job, folder, secret)) as state,
+        closing(new_run(study, job, folder, secret, engine)) as state,
     ):
         if folder:
             state.releases.create()
@@ -134,6 +137,17 @@ def resume(
 
     `trust`: run the code that came with the folder, though you have not run it before.
     """
+    return resume_run(path, task, loggers, trust)
+
+
+def resume_run(
+    path: str | Path,
+    task: Task | None = None,
+    loggers: Sequence[Logger] = (),
+    trust: bool = False,
+    engine: EngineMaker | None = None,
+) -> Result:
+    """The same, of a run whose clients may be elsewhere."""
     with RunFolder.open(path) as folder:
         study = study_from(read_config(path), str(folder.path / CONFIG_FILE))
         if task is None and name_and_options("data", study.task.data)[0] == OWN_TASK:
@@ -150,7 +164,7 @@ def resume(
         job, study = settle_study(study, own, secret)
         if study.plan.path != path:
             raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
-        with closing(new_run(study, job, folder, secret)) as state:
+        with closing(new_run(study, job, folder, secret, engine)) as state:
             _restore_run(state, key)
             return _train_logged(state, loggers)
 
@@ -206,13 +220,15 @@ def measured_task(task: Task, study: Study, copies: Path | None = None) -> Task:
     return task.measured_by([load_code(CodeCall(m), copies) if is_code(m) else m for m in names]) if names else task
 
 
-def settle_study(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study]:
+def settle_study(study: Study, task: Task, secret: Secret | ClientSecret | None = None) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
     job, study, _ = settle_study_and_plan(study, task, secret)
     return job, study
 
 
-def settle_study_and_plan(study: Study, task: Task, secret: Secret | None = None) -> tuple[Job, Study, SettledPlan]:
+def settle_study_and_plan(
+    study: Study, task: Task, secret: Secret | ClientSecret | None = None
+) -> tuple[Job, Study, SettledPlan]:
     """The same, and how the plan came about. `secret`: what the method's secret noise will be drawn from."""
     device = study_device(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
@@ -225,7 +241,7 @@ def settle_study_and_plan(study: Study, task: Task, secret: Secret | None = None
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     secret = secret or Secret()
     method = compose(layout, *made, local=study.local.local(), arrives=fleet.sure, words=secret.words)
-    if _counts_sampling(method):
+    if _counts_sampling(method) and isinstance(secret, Secret):
         fleet = fleet._replace(draw=secret.cohort)
     job = Job(
         method=method,
@@ -299,7 +315,9 @@ def _fleet_from_section(section: FleetSection, task: Task, seed: int) -> Fleet:
     return fleet._replace(arrivals=read_arrivals(Path(section.arrived) / LEDGER_FILE, len(task)))
 
 
-def new_run(study: Study, job: Job, folder: RunFolder | None, secret: Secret | None = None) -> RunState:
+def new_run(
+    study: Study, job: Job, folder: RunFolder | None, secret: Secret | None = None, make: EngineMaker | None = None
+) -> RunState:
     """The run before its first round."""
     clients, device = len(job.task), next(iter(job.initial.values())).device
     on_disk = study.plan.bank == "file"
@@ -311,7 +329,9 @@ def new_run(study: Study, job: Job, folder: RunFolder | None, secret: Secret | N
     template, beside = first_row(job.method, job.initial), path.with_name(SERVER_SLOTS_FILE) if path else None
     rows = open_bank(template, clients, device, beside, home) if template else None
     server = first_server(job.method, job.initial, clients, rows, job.gradient)
-    engine = _ENGINES[study.engine](job, bank)
+    if make is None and study.engine not in _ENGINES:
+        raise ConfigError(f"engine is {study.engine}, which needs clients elsewhere; use `sparing serve`")
+    engine = make(job, folder) if make else _ENGINES[study.engine](job, bank)
     used = secret if job.method.secret else None
     run = RunState(study, clients, engine, bank, server, folder, job, rows, scratch, secret=used)
     if folder:

@@ -213,6 +213,18 @@ class FleetSection(StudySection):
     arrived: str | None = None  # a run folder: who was asked and who counted there, instead of a draw
 
 
+class NetworkSection(StudySection):
+    """Rounds over a network; a simulation has no use for it. See docs/network.md."""
+
+    deadline: PositiveFloat | None = None  # seconds that a round waits for uploads; none: as long as it takes
+    quorum: PositiveInt | PositiveFloat = 1.0  # uploads that a round needs: a count, or a share of `sample`
+    retries: NonNegativeInt = 3  # deadlines more, where a round has too few uploads
+    over: NonNegativeFloat = 0.0  # clients asked beyond `sample`, as a share of it; the first to arrive count
+    resend: PositiveFloat = 30.0  # seconds after which an unanswered letter goes again, each time twice as long
+    most_samples: PositiveInt | None = None  # of one client
+    evaluate: Literal["server", "clients"] = "server"  # whose test samples are asked
+
+
 class EvaluateSection(StudySection):
     every: PositiveInt = 1  # rounds
     clients: PositiveInt = 500  # looked at, at most
@@ -266,11 +278,12 @@ class Study(StudySection):
     local: LocalSection = LocalSection()
     rounds: PositiveInt = 20
     sample: PositiveInt | PositiveFloat = 0.5
-    engine: Literal["vector", "debug"] = "vector"
+    engine: Literal["vector", "debug", "network"] = "vector"  # network: written by `sparing serve`
     device: str = "auto"
     seed: int = Field(default=0, ge=0, lt=2**63)
     fleet: FleetSection = FleetSection()
     evaluate: EvaluateSection = EvaluateSection()
+    network: NetworkSection = NetworkSection()
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
     record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
@@ -284,7 +297,7 @@ class Study(StudySection):
 
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
-        aside: Any = {"plan": {"graph"}, "keep_secret": True}
+        aside: Any = {"plan": {"graph"}, "keep_secret": True, "network": True}
         text = json.dumps(self.model_dump(exclude_defaults=True, exclude=aside), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -50,9 +50,9 @@ def build_task(
     >>> len(task), int(task.train.count.sum() + task.test.count.sum())
     (10, 1797)
     """
-    own_loss = _own_loss(loss, copies)
+    loss_of_samples = None if loss is None else own_loss(loss, copies)
     if split is None:
-        task = _task_of_clients(data, model, own_loss, seed, test, validation, held_out, probe, augment, copies)
+        task = _task_of_clients(data, model, loss_of_samples, seed, test, validation, held_out, probe, augment, copies)
         if clients not in (None, len(task)):
             raise ConfigError(f"task.clients is {clients}, but {task.name} gives {len(task)}; drop it")
         return task
@@ -64,7 +64,7 @@ def build_task(
         network_builder(model, shape, classes, copies),
         train,
         _clients_of_parts(pool, parts.test, parts.shifts),
-        loss=own_loss,
+        loss=loss_of_samples,
         name=pool.name,
         held_out=parts.held_out.tolist(),
         test_all=None if official is None else (pool.x[official], pool.y[official]),
@@ -107,9 +107,8 @@ def network_builder(
     return lambda: call_code(CodeCall(name, options), offered, copies)
 
 
-def _own_loss(loss: str | Mapping[str, Any] | None, copies: Path | None) -> Loss | None:
-    if loss is None:
-        return None
+def own_loss(loss: str | Mapping[str, Any], copies: Path | None = None) -> Loss:
+    """The loss that a study names."""
     name, options = name_and_options("loss", loss)
     if not is_code(name):
         raise ConfigError(f"task.loss is {name!r}; name a function that gives one number per sample: my_file.py:loss")

@@ -17,6 +17,7 @@ import json
 import os
 import secrets
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,23 +53,24 @@ class Secret:
         return torch.from_numpy(words.view(np.int64)).to(ctx.device)
 
     def row(self, t: int, who: int, tag: str, n: int, values: np.ndarray | None) -> np.ndarray:
-        if values is None:
-            return _key_stream(self.derived(self.key, t, who, tag, ""), n)
-        digest = hashlib.sha256(values.data).hexdigest()
-        self.drawn.setdefault((t, who), {})[tag] = digest
-        own = self.key if who == EVERYONE else self.derived(self.key, "client", who)
-        return _key_stream(self.derived(own, t, who, tag, digest), n)
+        digest = "" if values is None else hashlib.sha256(values.data).hexdigest()
+        if digest:
+            self.drawn.setdefault((t, who), {})[tag] = digest
+        if who != EVERYONE:
+            return self.of_client(who).row(t, who, tag, n, digest)
+        return _key_stream(self.derived(self.key, t, who, tag, digest), n)
+
+    def of_client(self, who: int) -> "ClientSecret":
+        """What this client draws from in a simulation."""
+        own, shared = (self.derived(self.key, whose, who) for whose in ("client", "client and server"))
+        return ClientSecret(own, shared, bytes.fromhex(self.commitment))
 
     def cohort(self, t: int, n: int) -> np.ndarray:
         """n words by which the clients of round t are chosen."""
         return _key_stream(self.derived(self.key, t, EVERYONE, "cohort", ""), n)
 
     def derived(self, key: bytes, *about: str | int) -> bytes:
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-        info = json.dumps(about).encode()
-        return HKDF(SHA256(), _SECRET_BYTES, salt=bytes.fromhex(self.commitment), info=info).derive(key)
+        return _derived_key(key, bytes.fromhex(self.commitment), *about)
 
     def released(self, t: int) -> dict[int, str]:
         """By client, one digest of all values that got noise in round t; they are forgotten here.
@@ -79,6 +81,39 @@ class Secret:
         told = {who: json.dumps(sorted(self.drawn.pop((t, who)).items())) for who in whose}
         key = self.derived(self.key, "releases")
         return {who: hmac.new(key, text.encode(), hashlib.sha256).hexdigest() for who, text in told.items()}
+
+
+class ClientSecret(NamedTuple):
+    """What one client draws from: a key of its own, and one that the server has too."""
+
+    own: bytes
+    shared: bytes
+    salt: bytes
+
+    def words(self, ctx: Ctx, tag: str, n: int, values: Tensor | None = None) -> Tensor:
+        """As `Secret.words`, for this client alone (K = 1)."""
+        digest = ""
+        if values is not None:
+            digest = hashlib.sha256(flat(values).detach().cpu().contiguous().numpy()[0].data).hexdigest()
+        words = self.row(ctx.round, int(ctx.ids[0]), tag, n, digest)
+        return torch.from_numpy(words.view(np.int64)[None]).to(ctx.device)
+
+    def row(self, t: int, who: int, tag: str, n: int, digest: str) -> np.ndarray:
+        """By the digest of the values; without one, what the server can draw too."""
+        return _key_stream(_derived_key(self.own if digest else self.shared, self.salt, t, who, tag, digest), n)
+
+
+def new_client_secret(shared: bytes) -> ClientSecret:
+    """Of a client on a machine of its own; `shared` came from the server."""
+    own = secrets.token_bytes(_SECRET_BYTES)
+    return ClientSecret(own, shared, hashlib.sha256(b"sparing/secret/" + own).digest())
+
+
+def _derived_key(key: bytes, salt: bytes, *about: str | int) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(SHA256(), _SECRET_BYTES, salt=salt, info=json.dumps(about).encode()).derive(key)
 
 
 def _key_stream(key: bytes, n: int) -> np.ndarray:

@@ -1,0 +1,291 @@
+"""A node: the clients' side of a federation. It takes letters and gives letters; how they travel is not its business.
+
+Whatever comes is a stranger's until it is checked. A letter that was answered before gets the same answer, so that
+nothing is trained twice because a reply was lost, and a letter that contradicts what this node knows gets one sentence.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from sparing.core.context import Ctx, context
+from sparing.core.download import parcel_about, read_download
+from sparing.core.errors import CheckpointError, ConfigError, SparingError, WireError
+from sparing.core.parcel import Parcel
+from sparing.core.round import client as client_round
+from sparing.core.round import first_client, schema_down
+from sparing.core.tree import Tree, tree_sha256
+from sparing.core.versions import commonly_held, first_held
+from sparing.data.clients import Pair
+from sparing.engines.engine import Job
+from sparing.engines.reference import refuse_infinite
+from sparing.net import client_scores
+from sparing.net.letter import CAPACITIES, Kind, Letter, read_letter, sentence_body, write_letter
+from sparing.net.store import Kept, Pending, Store
+from sparing.net.terms import OwnCode, Terms, digest_of, node_job, read_terms
+from sparing.runs.privacy.secret import ClientSecret, new_client_secret
+from sparing.wire import to_bytes
+
+MOST_LETTER = 2 << 30
+SHARED_KEY_BYTES = 32
+
+
+class Holding(NamedTuple):
+    """The samples of one client."""
+
+    train: Pair
+    test: Pair | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.train[1])
+
+
+Told = Callable[[str], None]
+"""Is told a line about what happened."""
+
+
+class Node:
+    """Some clients of one machine. `holdings` has their samples by client; the key None is for a client whose number
+    the server has not said yet."""
+
+    def __init__(
+        self,
+        store: Store,
+        holdings: Mapping[int | None, Holding],
+        own: OwnCode | None = None,
+        tell: Told = lambda line: None,
+        secrets: Mapping[int, ClientSecret] | None = None,
+    ):
+        self.store, self.holdings, self.own, self.tell = store, dict(holdings), own or OwnCode(), tell
+        self.secrets = dict(secrets or {})  # handed in, to repeat a simulation
+        self.kept: dict[int, Kept] = {}
+        self.jobs: dict[int, Job] = {}
+        self.busy = threading.Lock()  # one letter after the other
+
+    def handle(self, data: bytes) -> bytes:
+        """The answer to a letter, on disk before it is given; a full disk or a bad letter is answered in a sentence."""
+        try:
+            letter = read_letter(data, MOST_LETTER)
+        except WireError as error:
+            refused = Letter(Kind.REFUSED, bytes(16), bytes(16), 0, clients=1, body=sentence_body(str(error)))
+            return write_letter(refused)
+        with self.busy, torch.no_grad():
+            try:
+                answer = self.answer(letter, digest_of(data))
+            except SparingError as error:
+                self.tell(f"client {letter.client}, round {letter.round}: {error}")
+                answer = letter.answer(Kind.REFUSED, sentence_body(str(error)))
+        return write_letter(answer)
+
+    def answer(self, letter: Letter, digest: bytes) -> Letter:
+        if letter.kind == Kind.HELLO:
+            return self.join(letter)
+        kept = self.known(letter)
+        if kept is None:
+            return letter.answer(Kind.NEED)
+        if letter.kind == Kind.TRAIN:
+            return self.train(letter, kept, digest)
+        if letter.kind == Kind.EVALUATE:
+            kept = kept.resolved(letter.settled)
+            return letter.answer(Kind.SCORES, self.evaluate(letter, kept))
+        raise WireError(f"a letter of kind {letter.kind.name}, which a server never sends")
+
+    # ------------------------------------------------------------------------------------------------------- joining
+
+    def join(self, letter: Letter) -> Letter:
+        """Take part in a run, or go on with it."""
+        key, body = letter.body[:SHARED_KEY_BYTES], letter.body[SHARED_KEY_BYTES:]
+        if len(key) < SHARED_KEY_BYTES or digest_of(body) != letter.terms:
+            raise WireError("the server's terms do not match their digest; send them again")
+        holding, kept = self.holding(letter.client), self.load(letter.client)
+        if kept is None:
+            secret = self.secrets.get(letter.client) or new_client_secret(key)
+            kept = Kept(letter.run, letter.client, holding.n, body, secret)
+            self.check_samples(kept)
+            self.job_of(kept)
+            self.store.save(kept)
+        elif kept.run != letter.run:
+            raise ConfigError(
+                f"{self.store.path(kept.client)} belongs to run {kept.run.hex()[:8]}, the server plays run "
+                f"{letter.run.hex()[:8]}; use another --state folder for it"
+            )
+        elif kept.terms != body:
+            raise ConfigError("the server's study has changed since this node joined; undo that, or start a new run")
+        self.kept[letter.client] = kept
+        self.job_of(kept)
+        self.tell(f"client {kept.client}: joined run {kept.run.hex()[:8]} with {kept.n} samples")
+        return letter.answer(Kind.JOINED, n=kept.n)
+
+    def holding(self, client: int) -> Holding:
+        if client not in self.holdings and None in self.holdings:
+            others = [one for one in self.store.clients() if one != client]
+            if others:
+                raise ConfigError(
+                    f"{self.store.folder} holds the state of client {others[0]}, and the letter is for client "
+                    f"{client}; use a --state folder of its own for each client, or name the client with its data"
+                )
+            self.holdings[client] = self.holdings.pop(None)
+        if client not in self.holdings:
+            here = ", ".join(str(one) for one in self.holdings if one is not None)
+            raise ConfigError(f"client {client} is not on this node, which has {here}; correct the roster")
+        return self.holdings[client]
+
+    def load(self, client: int) -> Kept | None:
+        if client not in self.kept:
+            found = self.store.load(client)
+            if found is None:
+                return None
+            self.kept[client] = found
+        return self.kept[client]
+
+    def known(self, letter: Letter) -> Kept | None:
+        """What is kept of the client whom a letter is for, which must be of its run; None: it has joined none yet."""
+        self.holding(letter.client)
+        kept = self.load(letter.client)
+        if kept is None:
+            return None
+        if kept.run != letter.run or digest_of(kept.terms) != letter.terms:
+            raise ConfigError(
+                f"client {letter.client} takes part in run {kept.run.hex()[:8]}, this letter is of run "
+                f"{letter.run.hex()[:8]}, or of another study; use another --state folder"
+            )
+        self.check_samples(kept)
+        if letter.n != kept.n:
+            raise ConfigError(f"the server counts {letter.n} samples of client {kept.client}, who joined with {kept.n}")
+        return kept
+
+    def check_samples(self, kept: Kept) -> None:
+        here = self.holding(kept.client).n
+        if here != kept.n:
+            raise ConfigError(
+                f"client {kept.client} joined with {kept.n} samples and has {here} now; put the samples back, or "
+                "start a new run"
+            )
+
+    def job_of(self, kept: Kept) -> Job:
+        if kept.client not in self.jobs:
+            terms, holding = read_terms(kept.terms), self.holding(kept.client)
+            secret = kept.secret
+            assert secret is not None
+            self.jobs[kept.client] = node_job(terms, kept.client, holding.train, holding.test, self.own, secret)
+        return self.jobs[kept.client]
+
+    # ------------------------------------------------------------------------------------------------------ training
+
+    def train(self, letter: Letter, kept: Kept, digest: bytes) -> Letter:
+        pending, job = kept.pending, self.job_of(kept)
+        if pending is not None and pending.round == letter.round:
+            if pending.digest == digest:
+                self.tell(f"client {kept.client}, round {letter.round}: asked again, the same upload goes again")
+                return letter.answer(Kind.UPLOAD, pending.upload)
+            if job.method.privacy is not None and job.method.privacy.mode == "local":
+                raise CheckpointError(
+                    f"client {kept.client} has released round {letter.round} once, and noise covers one release; "
+                    "the server must ask for the next round"
+                )
+        kept = kept.resolved(letter.settled)
+        self.refuse_backwards(letter, kept)
+        keeps_nothing = not first_client(job.method, job.initial) and not commonly_held(job.method)
+        if letter.settled > kept.settled and not letter.first and not keeps_nothing:
+            self.tell(f"client {kept.client}: its state is older than the server's, so it asks for everything")
+            return letter.answer(Kind.NEED)
+        if letter.first or keeps_nothing:
+            kept = Kept(kept.run, kept.client, kept.n, kept.terms, kept.secret, letter.settled)
+            kept = kept._replace(copy=seeded_copy(job), held=first_held(job.method))
+        try:
+            got, copy = self.read(letter, kept, job)
+        except _OtherModel:
+            return letter.answer(Kind.NEED)
+        upload, state = self.train_round(letter, kept, job, got)
+        kept = kept._replace(pending=Pending(letter.round, digest, upload, state, copy))
+        self.store.save(kept)
+        self.kept[kept.client] = kept
+        return letter.answer(Kind.UPLOAD, upload)
+
+    def refuse_backwards(self, letter: Letter, kept: Kept) -> None:
+        if letter.settled < kept.settled or letter.round <= kept.settled:
+            raise CheckpointError(
+                f"client {kept.client} knows that round {kept.settled} counts, and the server asks for round "
+                f"{letter.round} after round {letter.settled}; it goes on from an older checkpoint: restore a newer "
+                "one, or start a new run"
+            )
+
+    def read(self, letter: Letter, kept: Kept, job: Job) -> tuple[Parcel, Tree]:
+        """The download, and the copy of the model to keep where the server broadcasts."""
+        ctx, names = round_context(letter, job), commonly_held(job.method)
+        expected = schema_down(job.method, job.initial, ctx)
+        try:
+            got, _ = read_download(job.method, letter.body, expected, kept.copy, kept.held, ctx)
+        except WireError:
+            if names and not letter.first:
+                raise _OtherModel from None
+            raise
+        if not names:
+            return got, {}
+        copy = {name: got.leaves[name].value for name in names if name in got.leaves}
+        if model_digest(copy) != letter.model:
+            if letter.first:
+                raise WireError("the download is not the model that the server says it is; send it again")
+            raise _OtherModel
+        return got, {name: x.clone() for name, x in copy.items()}
+
+    def train_round(self, letter: Letter, kept: Kept, job: Job, got: Parcel) -> tuple[bytes, Tree]:
+        ctx = round_context(letter, job)
+        state = first_client(job.method, job.initial) if kept.state is None else kept.state
+        up, state = client_round(job.method, state, got, job.train, ctx)
+        if not job.method.blend.lenient:
+            refuse_infinite(up, ctx)
+        upload = to_bytes(up, 0, f"{parcel_about(ctx)}/up")
+        loss = float(up.notes["loss"][0])
+        self.tell(f"client {kept.client}, round {letter.round}: loss {loss:.4f}, {len(upload):,} bytes up")
+        return upload, {name: x.detach().clone() for name, x in state.items()}
+
+    def evaluate(self, letter: Letter, kept: Kept) -> bytes:
+        job = self.job_of(kept)
+        state = first_client(job.method, job.initial) if kept.state is None else kept.state
+        return client_scores.scores_of_client(job, state, letter.body, round_context(letter, job))
+
+
+class _OtherModel(Exception):
+    """What came does not fit the version of the model that this client holds."""
+
+
+def round_context(letter: Letter, job: Job) -> Ctx:
+    """What a letter says about its round and client."""
+    declared = {name: x for name, x in zip(CAPACITIES, letter.capacity, strict=True) if x == x}
+    capacity = {name: torch.tensor([x], dtype=torch.float64) for name, x in declared.items()}
+    return context(
+        seed=job.seed,
+        round=letter.round,
+        rounds=job.rounds,
+        ids=[letter.client],
+        n=[letter.n],
+        clients=letter.clients,
+        samples=letter.samples,
+        cohort=letter.cohort,
+        first=torch.tensor([letter.first]),
+        capacity=capacity or None,
+        held=letter.held,
+    )
+
+
+def seeded_copy(job: Job) -> Tree:
+    """The version of the model that a client never met holds: the first, where everybody builds it from the seed."""
+    broadcast = job.method.broadcast
+    names = commonly_held(job.method) if broadcast is not None and broadcast.seeded else []
+    return {name: job.initial[name] for name in names}
+
+
+def model_digest(copy: Tree) -> bytes:
+    return bytes.fromhex(tree_sha256(copy))[:16]
+
+
+def terms_in(node: Node, client: int) -> Terms:
+    """For a person who wants to know what this client has agreed to."""
+    kept = node.load(client)
+    if kept is None:
+        raise ConfigError(f"client {client} has joined no run on this node")
+    return read_terms(kept.terms)
