@@ -97,7 +97,7 @@ def measure(home: Path, args: argparse.Namespace) -> None:
     (step,) = method.blend.steps
     server = first_server(method, initial, args.clients, rows)
     state = similarities(args.clients, args.neighbours)
-    server = server._replace(blend={f"0/{name}": x for name, x in state.items()}, seen=state["stored"])
+    server = server._replace(blend={f"0/{name}": x for name, x in state.items()}, met=state["stored"].long())
     ids = torch.randperm(args.clients, generator=torch.Generator().manual_seed(1))[: args.sample].sort().values
     n = torch.full_like(ids, 50)
     ctx = context(0, 7, 10, ids, n, args.clients, 50 * args.clients, len(ids), torch.zeros_like(ids, dtype=torch.bool))

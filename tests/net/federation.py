@@ -1,5 +1,6 @@
 """A small federation in one process, beside the simulation of the same study."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,16 @@ import torch
 
 import sparing
 from sparing.core.tree import tree_sha256
+from sparing.net.desk import Clock
 from sparing.net.letter import CAPACITIES
 from sparing.net.loopback import Loopback
 from sparing.net.node import Holding, Node
 from sparing.net.roster import ClientRoster, Entry
 from sparing.net.server import Carried, ServerSets, resume_federation, start_federation
 from sparing.net.store import Store
+from sparing.runs.loop import train_rounds
 from sparing.runs.privacy.secret import Secret
 from sparing.runs.start import new_run, settle_study, task_from_study
-from sparing.runs.loop import train_rounds
 from sparing.runs.study import Study, study_from
 from sparing.tasks.task import Task
 
@@ -26,6 +28,21 @@ KEY = bytes(range(32))
 
 def study_with(method: Any, **other: Any) -> Study:
     return study_from(STUDY | {"method": method} | other)
+
+
+class QuickClock(Clock):
+    """Time passes only while the server waits; a server that would wait for ever is stopped."""
+
+    def __init__(self, most: int = 300):
+        self.time, self.left = 0.0, most
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        self.left -= 1
+        assert self.left, "the server waits for something that never comes"
 
 
 class Simulated:
@@ -50,7 +67,9 @@ class Simulated:
 class Federated:
     """The same study with every client on a node of its own."""
 
-    def __init__(self, study: Study, folder: Path, key: bytes | None = KEY, capacity: dict[str, torch.Tensor] | None = None):
+    def __init__(
+        self, study: Study, folder: Path, key: bytes | None = KEY, capacity: dict[str, torch.Tensor] | None = None
+    ):
         self.study, self.folder, self.key = study, folder, key
         self.task = task_from_study(study)
         self.nodes: dict[int, Node] = {}
@@ -77,11 +96,13 @@ class Federated:
 
     def carried(self, post: Any = None, **other: Any) -> Carried:
         handles = {who: (lambda data, who=who: self.nodes[who].handle(data)) for who in self.nodes}
-        return Carried(post or Loopback(handles), **other)
+        return Carried(post or Loopback(handles), clock=other.pop("clock", None) or QuickClock(), **other)
 
     def run(self, post: Any = None, out: Path | None = None, **other: Any) -> sparing.Result:
         out = out or self.folder / "run"
-        return start_federation(self.study, self.roster, self.sets, self.carried(post, **other), out, key=self.key)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "nothing bounds")
+            return start_federation(self.study, self.roster, self.sets, self.carried(post, **other), out, key=self.key)
 
     def resume(self, post: Any = None, out: Path | None = None, **other: Any) -> sparing.Result:
         return resume_federation(out or self.folder / "run", self.sets, self.carried(post, **other))

@@ -41,9 +41,10 @@ def secret_words(secret, t, client, tag, n, values, scale):
 
 
 def shared_words(secret, t, client, tag, n):
-    """n words that whoever has the run's secret can draw, without the values."""
+    """n words that a client and whoever has the run's secret can draw, without the values."""
     salt = hashlib.sha256(b"sparing/secret/" + secret).digest()
-    return stream(hkdf(secret, salt, [t, client, tag, ""]), n)
+    shared = hkdf(secret, salt, ["client and server", client])
+    return stream(hkdf(shared, salt, [t, client, tag, ""]), n)
 
 
 def stream(key, n):

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import sparing
-from sparing.cli.commands import compare, inspect, report, sweep, train
+from sparing.cli.commands import compare, federation, inspect, report, sweep, train
 from sparing.cli.commands.shared import complain
 from sparing.cli.interrupt import INTERRUPT
 from sparing.core.errors import SparingError
@@ -69,6 +69,7 @@ def _top_level(
     sparing sweep study.yaml                     search hyperparameters on validation samples
     sparing compare runs                         compare runs in tables
     sparing report runs                          compare runs in one HTML file with figures
+    sparing serve study.yaml --roster r.csv      train across real machines; `sparing join` on each of them
     """
 
 
@@ -87,9 +88,12 @@ _COMMANDS = (
     report.report_command,
     sweep.bench_command,
     inspect.wire_command,
+    federation.serve_command,
+    federation.join_command,
 )
 for command in _COMMANDS:
     app.command(command.__name__.removesuffix("_command"))(command)
+app.add_typer(federation.flower_commands, name="flower")
 app.command("pfllib", context_settings={"ignore_unknown_options": True, "help_option_names": []})(train.pfllib_command)
 
 

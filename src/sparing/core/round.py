@@ -50,10 +50,15 @@ class Server(NamedTuple):
     share: Tree
     blend: Tree
     fit: Remembered
-    seen: Tensor  # bool [clients], on the host: who has been in a round before
+    met: Tensor  # int64 [clients], on the host: the last round that each was in; 0: none yet
     limits: Limits  # how large an update of each tensor may be in the next round
     rows: Rows | None = None  # what is kept of every client
     past: Tree = {}  # noqa: RUF012  versions of the model, where the server broadcasts
+
+    @property
+    def seen(self) -> Tensor:
+        """Who has been in a round before: bool [clients]."""
+        return self.met > 0
 
     @property
     def device(self) -> torch.device:
@@ -62,7 +67,7 @@ class Server(NamedTuple):
     def to(self, device: torch.device) -> "Server":
         trees = (self.model, self.share, self.blend, self.fit, self.past)
         model, share, blend, fit, past = (tree_to(part, device) for part in trees)
-        return Server(model, share, blend, fit, self.seen.cpu(), limits_of(model), self.rows, past)
+        return Server(model, share, blend, fit, self.met.cpu(), limits_of(model), self.rows, past)
 
 
 def first_server(
@@ -75,9 +80,9 @@ def first_server(
     for i, step in enumerate(method.blend.steps):
         blend |= prefixed(str(i), step.init(model, clients))
     fit = method.fit.resize.init(model) if method.fit else {}
-    seen = torch.zeros(clients, dtype=torch.bool)
+    met = torch.zeros(clients, dtype=torch.int64)
     share, past = _shown_gradient(method, method.share.init(model), model, gradient), first_past(method, model, clients)
-    return Server(model, share, blend, fit, seen, limits_of(model), rows, past)
+    return Server(model, share, blend, fit, met, limits_of(model), rows, past)
 
 
 def first_row(method: Method, model: Tree) -> Tree:
@@ -343,7 +348,7 @@ def settle(
         reports.append(learned)
     if rows and server.rows is not None:
         server.rows.write(blended.ids, rows)
-    return Server(model, share, state, fit, server.seen, limits, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
+    return Server(model, share, state, fit, server.met, limits, server.rows, past), ChainMap(*reversed(reports))  # pyright: ignore
 
 
 def _run_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tuple[Blended, Tree, Tree, list[Report]]:
@@ -364,8 +369,8 @@ def _run_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tu
 
 def mark_met(server: Server, ctx: Ctx) -> Server:
     """After these clients were served, whether or not anything came back."""
-    seen = server.seen.index_fill(0, ctx.ids, True)
-    return server._replace(seen=seen, past=mark_served(server.past, ctx))
+    met = server.met.index_fill(0, ctx.ids, ctx.round)
+    return server._replace(met=met, past=mark_served(server.past, ctx))
 
 
 def _shown_gradient(method: Method, share: Tree, model: Tree, gradient: Gradient | None) -> Tree:

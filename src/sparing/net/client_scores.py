@@ -78,9 +78,7 @@ def read_scores(body: bytes) -> ClientScores:
     scores = ClientScores(*_SCORES.unpack(body))
     told = scores.hits == scores.hits  # NaN where a task has no accuracy
     if (told and not 0 <= scores.hits <= scores.samples * (1 + 1e-9)) or not abs(scores.loss) < float("inf"):
-        raise WireError(
-            f"scores that cannot be: {scores.hits:g} hits of {scores.samples}, loss {scores.loss:g}"
-        )
+        raise WireError(f"scores that cannot be: {scores.hits:g} hits of {scores.samples}, loss {scores.loss:g}")
     return scores
 
 

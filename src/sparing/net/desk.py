@@ -21,10 +21,11 @@ from sparing.core.fold import Collect, Fold
 from sparing.core.parcel import Parcel, map_tensors
 from sparing.core.round import Server, begin, incoming, outgoing, schema_up, settle
 from sparing.core.versions import commonly_held, first_held
-from sparing.engines.engine import Evaluation, Job, Outcome, Sizes, Tally, cohort_context
+from sparing.engines.engine import Evaluation, Job, Marks, Outcome, Sizes, Tally, cohort_context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
 from sparing.net.audit import AuditLog
+from sparing.net.client_scores import ClientScores, Whose, read_scores, write_model
 from sparing.net.letter import (
     CAPACITIES,
     HEAD_BYTES,
@@ -45,6 +46,17 @@ from sparing.wire import from_bytes, parcel_sizes
 from sparing.wire.bound import most_bytes
 
 LONGEST_PAUSE = 3600.0
+WHOSE = {"global": Whose.GLOBAL, "before": Whose.BEFORE, "after": Whose.AFTER}
+
+
+class Clock:
+    """The time, in seconds, and a way to let some pass."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
 
 class Post(Protocol):
@@ -89,18 +101,15 @@ class Desk:
         section: NetworkSection,
         run: bytes,
         terms: bytes,
-        history: Callable[[int], dict[int, int]] = lambda t: {},
         secret: Secret | None = None,
         audit: AuditLog | None = None,
         watch: Callable[[Progress], None] = lambda progress: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: "Clock | None" = None,
     ):
         self.job, self.post, self.roster, self.section = job, post, roster, section
         self.run, self.terms, self.audit = run, terms, audit or AuditLog()
-        self.history = history  # before round t: client -> the last round in which it counted
-        self.settled: dict[int, int] | None = None
         self.secret, self.joined = secret, set[int]()
-        self.watch, self.clock = watch, clock
+        self.watch, self.clock = watch, clock or Clock()
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)
@@ -108,8 +117,6 @@ class Desk:
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         job, method = self.job, self.job.method
-        if self.settled is None:
-            self.settled = self.history(t)
         cohort = cohort_context(job, server, ids, t)
         table = RoundTable(self, server, cohort, begin(method, server, cohort))
         with torch.no_grad():
@@ -117,7 +124,6 @@ class Desk:
             counted = torch.tensor([k for k, who in enumerate(ids.tolist()) if who in table.counted], dtype=torch.int64)
             taking_part = cohort.at(counted)
             server, report = settle(method, server, table.fold, taking_part, job.gradient)
-        self.settled = self.settled | dict.fromkeys(table.counted, t)
         tally = table.tally()
         return server, tally.outcome(*read_later([], tally.losses, report)())
 
@@ -143,7 +149,7 @@ class Desk:
                 except SparingError as error:
                     self.audit.refuse(t, who, str(error))
 
-    def letter(self, kind: Kind, ctx: Ctx, body: bytes = b"", model: bytes = bytes(16)) -> Letter:
+    def letter(self, kind: Kind, server: Server, ctx: Ctx, body: bytes = b"", model: bytes = bytes(16)) -> Letter:
         """To one client (K = 1)."""
         client = int(ctx.ids[0])
         capacity = ctx.capacity or {}
@@ -153,7 +159,7 @@ class Desk:
             digest_of(self.terms),
             client,
             round=ctx.round,
-            settled=(self.settled or {}).get(client, 0),
+            settled=int(server.met[client]),
             first=bool(ctx.first is not None and ctx.first[0]),
             cohort=ctx.cohort,
             rounds=ctx.rounds,
@@ -167,9 +173,75 @@ class Desk:
         )
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
-        """The global model on the server's own test samples."""
+        """The global model on the server's own test samples; clients' models on theirs, if they are to be asked."""
         nobody = MemoryBank({}, len(self.roster))
-        return evaluate(self.job, nobody, server, t, wanted._replace(ids=wanted.ids[:0], who=()))
+        found = evaluate(self.job, nobody, server, t, wanted._replace(ids=wanted.ids[:0], who=()))
+        if self.section.evaluate == "server":
+            return found
+        marks, sent = {}, {"evaluation_down_bytes": 0.0, "evaluation_up_bytes": 0.0}
+        for who in wanted.who:
+            if who in WHOSE:
+                marks[who] = self.ask_scores(
+                    server, cohort_context(self.job, server, wanted.ids, t + 1), WHOSE[who], sent
+                )
+        return found._replace(marks=marks, asked=found.asked | sent)
+
+    def ask_scores(self, server: Server, cohort: Ctx, whose: Whose, sent: dict[str, float]) -> Marks:
+        """One exchange, twice where somebody does not answer: an evaluation waits for nobody."""
+        scores: dict[int, ClientScores] = {}
+        rows = {who: cohort.at(slice(k, k + 1)) for k, who in enumerate(cohort.ids.tolist())}
+
+        def letters() -> Iterator[tuple[int, bytes]]:
+            for who, ctx in rows.items():
+                if who not in scores:
+                    body = write_model(self.job, server, whose, ctx)
+                    sent["evaluation_down_bytes"] += len(body)
+                    yield who, write_letter(self.letter(Kind.EVALUATE, server, ctx, body))
+
+        for _ in range(2):
+            if len(scores) == len(rows):
+                break
+            with torch.no_grad(), closing(self.post.exchange(letters(), self.patience, _longest_scores)) as answers:
+                for who, data in answers:
+                    try:
+                        letter = self.checked(data, _longest_scores(who), self.letter(Kind.EVALUATE, server, rows[who]))
+                        if letter.kind != Kind.SCORES:
+                            raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for scores")
+                        scores[who] = read_scores(letter.body)
+                        sent["evaluation_up_bytes"] += len(letter.body)
+                    except Exception as error:  # as in a round: it is the stranger who is left out
+                        self.audit.refuse(cohort.round - 1, who, str(error))
+        return _marks_of_scores(scores, server)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an evaluation waits."""
+        return self.section.deadline or self.section.resend
+
+    def checked(self, data: bytes, most: int, asked: Letter) -> Letter:
+        """The answer to this letter, if it is one."""
+        letter = read_letter(data, most)
+        if letter.kind == Kind.REFUSED:
+            raise WireError(f"refused by the node: {read_sentence(letter.body)}")
+        for name in ("run", "terms", "client", "round", "n"):
+            if getattr(letter, name) != getattr(asked, name):
+                raise WireError(f"an answer with another {name} than asked for; late, or somebody else's")
+        return letter
+
+
+def _longest_scores(who: int) -> int:
+    return HEAD_BYTES + 4 * MOST_SENTENCE
+
+
+def _marks_of_scores(scores: dict[int, ClientScores], server: Server) -> Marks:
+    ids = torch.tensor(sorted(scores), dtype=torch.int64)
+    table = [scores[who] for who in ids.tolist()]
+    samples = torch.tensor([one.samples for one in table])
+    hits, loss = (
+        torch.tensor([x / max(one.samples, 1) for x, one in pairs], dtype=torch.float64)
+        for pairs in ([(one.hits, one) for one in table], [(one.loss, one) for one in table])
+    )
+    return Marks(ids, samples, hits, loss, torch.full_like(hits, math.nan), server.seen[ids])
 
 
 class RoundTable:
@@ -188,12 +260,12 @@ class RoundTable:
 
     def play(self) -> None:
         """Ask until enough have answered, the deadline has passed with a quorum, or it has passed too often."""
-        section, began, tries = self.desk.section, self.desk.clock(), 0
+        section, clock, began, tries = self.desk.section, self.desk.clock, self.desk.clock.now(), 0
         pause = section.resend
         while len(self.counted) < self.enough:
             left = math.inf
             if section.deadline is not None:
-                left = began + (tries + 1) * section.deadline - self.desk.clock()
+                left = began + (tries + 1) * section.deadline - clock.now()
                 if left <= 0 and len(self.counted) >= self.quorum:
                     return
                 if left <= 0 and tries >= section.retries:
@@ -201,7 +273,10 @@ class RoundTable:
                 if left <= 0:
                     tries, pause = tries + 1, section.resend
                     continue
-            self.ask(min(pause, left))
+            pause, again = min(pause, left), clock.now() + min(pause, left)
+            self.ask(pause)
+            if len(self.counted) < self.enough and clock.now() < again:
+                clock.sleep(again - clock.now())  # whoever refused is not asked at once
             pause = min(2 * pause, LONGEST_PAUSE)
 
     @property
@@ -257,7 +332,7 @@ class RoundTable:
             sizes = download_kinds(server.past, down, ctx)[1]
             expected = schema_up(self.job.method, down, ctx)
             self.asked[who] = _Asked(ctx, server, sizes, HEAD_BYTES + max(most_bytes(expected), 4096))
-            yield who, write_letter(self.desk.letter(Kind.TRAIN, ctx, body, self.digest(down)))
+            yield who, write_letter(self.desk.letter(Kind.TRAIN, server, ctx, body, self.digest(down)))
 
     def seen_by(self, who: int) -> tuple[Ctx, Server]:
         """The round and the server as this client is to see them; one that has lost its state is met anew."""
@@ -280,13 +355,7 @@ class RoundTable:
         """Count an answer, or write down why not. True: this client needs everything first."""
         desk = self.desk
         try:
-            letter = read_letter(data, self.most(who))
-            desk_letter = desk.letter(Kind.TRAIN, self.asked[who].ctx)
-            if letter.kind == Kind.REFUSED:
-                raise WireError(f"refused by the node: {read_sentence(letter.body)}")
-            for name in ("run", "terms", "client", "round", "n"):
-                if getattr(letter, name) != getattr(desk_letter, name):
-                    raise WireError(f"an answer with another {name} than asked for; late, or somebody else's")
+            letter = desk.checked(data, self.most(who), desk.letter(Kind.TRAIN, self.server, self.asked[who].ctx))
             if letter.kind == Kind.NEED:
                 if who in self.lost:
                     raise WireError("the node asks for everything twice in a round")
@@ -309,8 +378,10 @@ class RoundTable:
         sizes = {kind: x.cpu() for kind, x in parcel_sizes(arrived).items()}
         if sum(int(x[0]) for x in sizes.values()) != len(upload):
             raise WireError(f"an upload of {len(upload)} bytes that says no more than a shorter one would")
-        if float(arrived.notes["n"][0]) != float(ctx.n[0]):
-            raise WireError(f"an upload of {float(arrived.notes['n'][0]):g} samples; the roster has {int(ctx.n[0])}")
+        hidden = method.privacy is not None and method.privacy.mode == "local"  # then everybody says 1
+        told, n = float(arrived.notes["n"][0]), 1 if hidden else int(ctx.n[0])
+        if told != n:
+            raise WireError(f"an upload of {told:g} samples, where {n} must be said")
         loss = arrived.notes["loss"]
         if not bool(torch.isfinite(loss).all()):
             raise WireError(f"client {who} says its loss is {float(loss[0])}, which is no number to go on with")

@@ -101,7 +101,7 @@ class Node:
         if len(key) < SHARED_KEY_BYTES or digest_of(body) != letter.terms:
             raise WireError("the server's terms do not match their digest; send them again")
         holding, kept = self.holding(letter.client), self.load(letter.client)
-        if kept is None:
+        if kept is None or (kept.run != letter.run and kept.is_untouched):
             secret = self.secrets.get(letter.client) or new_client_secret(key)
             kept = Kept(letter.run, letter.client, holding.n, body, secret)
             self.check_samples(kept)

@@ -16,12 +16,11 @@ from sparing.data.clients import Pair
 from sparing.data.files.unpacking import read_json
 from sparing.data.options import name_and_options
 from sparing.engines.engine import Engine, Job
-from sparing.fleet.fleet import read_arrivals
 from sparing.net.audit import AUDIT_FILE
-from sparing.net.desk import Desk, Post, Progress
+from sparing.net.desk import Clock, Desk, Post, Progress
 from sparing.net.roster import ClientRoster
 from sparing.net.terms import terms_of
-from sparing.runs.files.run_folder import LEDGER_FILE, RunFolder, read_config
+from sparing.runs.files.run_folder import RunFolder, read_config
 from sparing.runs.loop import Logger
 from sparing.runs.own_code import CODE_FOLDER
 from sparing.runs.privacy.secret import Secret, read_secret
@@ -59,7 +58,7 @@ class Carried(NamedTuple):
     post: Post
     watch: Callable[[Progress], None] = lambda progress: None
     tell: Callable[[str], None] = lambda line: None
-    clock: Callable[[], float] | None = None
+    clock: Clock | None = None
 
 
 def start_federation(
@@ -99,14 +98,13 @@ def resume_federation(
     study = study_from(read_config(folder), str(folder))
     if study.engine != "network":
         raise ConfigError(f"{folder} is a simulation; go on with `sparing resume {folder}`")
-    run, roster = _read_federation(folder)
+    run, roster = read_federation(folder)
     key = read_secret(folder)
 
     def make(job: Job, opened: RunFolder | None) -> Engine:
         terms = terms_of(study, job, sets.shape, sets.classes, folder / CODE_FOLDER).to_bytes()
         desk = _desk(_with_capacity(job, roster), carried, roster, study, run, terms, Secret(key) if key else None)
         desk.audit.path = folder / AUDIT_FILE
-        desk.history = lambda t: _last_counted(folder, t, len(roster))
         return desk
 
     copies = folder / CODE_FOLDER
@@ -116,8 +114,8 @@ def resume_federation(
 def _desk(
     job: Job, carried: Carried, roster: ClientRoster, study: Study, run: bytes, terms: bytes, secret: Secret | None
 ) -> Desk:
-    extra: dict[str, Any] = {} if carried.clock is None else {"clock": carried.clock}
-    return Desk(job, carried.post, roster, study.network, run, terms, secret=secret, watch=carried.watch, **extra)
+    seen = (carried.watch, carried.clock)
+    return Desk(job, carried.post, roster, study.network, run, terms, secret, None, *seen)
 
 
 def _with_capacity(job: Job, roster: ClientRoster) -> Job:
@@ -138,6 +136,7 @@ def gather(desk: Desk, carried: Carried) -> None:
             if before.get(who) != why:
                 carried.tell(f"client {who}: {why}")
         if missing := [who for who in missing if who not in desk.joined]:
+            desk.clock.sleep(min(pause, 5.0))
             carried.tell(f"waiting for {len(missing)} clients to join: {', '.join(map(str, missing[:10]))}")
 
 
@@ -201,16 +200,10 @@ def _write_federation(folder: Path, run: bytes, roster: ClientRoster, sets: Serv
         write_json(path, known)
 
 
-def _read_federation(folder: Path) -> tuple[bytes, ClientRoster]:
+def read_federation(folder: Path) -> tuple[bytes, ClientRoster]:
     path = folder / FEDERATION_FILE
     held = read_json(path, f"{path} is missing or was altered, and without it nodes cannot be told apart; restore it")
     try:
         return bytes.fromhex(held["run"]), ClientRoster.from_json(held["roster"])
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path} was altered; restore it from a copy") from None
-
-
-def _last_counted(folder: Path, t: int, clients: int) -> dict[int, int]:
-    """Before round t: the last round in which each client counted."""
-    rounds = read_arrivals(folder / LEDGER_FILE, clients).rounds
-    return {who: s for s in sorted(rounds) if s < t for who in rounds[s][1]}

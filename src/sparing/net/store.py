@@ -55,6 +55,11 @@ class Kept(NamedTuple):
     held: int = NEVER
     pending: Pending | None = None
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it has joined and done nothing yet, so that nothing is lost with it."""
+        return self.pending is None and self.settled == 0
+
     def resolved(self, settled: int) -> "Kept":
         """Once the server has said which round of this client counts last."""
         if self.pending is None:

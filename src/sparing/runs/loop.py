@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,30 @@ from sparing.storage.bank import Bank
 Logger = Callable[[Record], None]
 
 
+class OwedRound(NamedTuple):
+    """How a round went whose model must be saved before clients may be shown it for evaluation."""
+
+    round: int
+    outcome: Outcome
+    pictures: str
+
+    def tensors(self) -> tree.Tree:
+        plain = {name: getattr(self.outcome, name) for name in _OUTCOME_TENSORS}
+        return plain | tree.prefixed("down", self.outcome.down) | tree.prefixed("up", self.outcome.up)
+
+    def meta(self) -> dict[str, Any]:
+        return {"round": self.round, "report": self.outcome.report, "pictures": self.pictures}
+
+    @classmethod
+    def of(cls, tensors: tree.Tree, meta: dict[str, Any]) -> "OwedRound":
+        ids, n, loss, arrived = (tensors[name] for name in _OUTCOME_TENSORS)
+        down, up = (tree.under(way, tensors) for way in ("down", "up"))
+        return cls(meta["round"], Outcome(ids, n, loss, down, up, arrived, meta["report"]), meta["pictures"])
+
+
+_OUTCOME_TENSORS = ("ids", "n", "loss", "arrived")
+
+
 @dataclass
 class RunState:
     """A run between two rounds."""
@@ -52,9 +76,13 @@ class RunState:
     seconds: float = 0.0  # up to the last round that is done
     table: list[Record] = field(default_factory=list)
     spending: PrivacyAccount | None = None  # of privacy, as it is known so far
+    owed: OwedRound | None = None  # a round that is settled and saved, and not yet evaluated
 
     def __post_init__(self) -> None:
-        self.count = cohort_size(self.clients - len(self.job.task.held_out), self.study.sample)
+        training = self.clients - len(self.job.task.held_out)
+        self.count = cohort_size(training, self.study.sample)
+        if self.study.engine == "network":
+            self.count = min(training, math.ceil(self.count * (1 + self.study.network.over) - 1e-9))
         self.recount()
 
     def recount(self) -> None:
@@ -91,7 +119,14 @@ class RunState:
         meta: dict[str, Any] = {"round": self.done, "seconds": self.seconds, "identity": self.identity}
         if self.secret and self.releases.table:
             meta |= {"secret": self.secret.commitment, "releases": self.releases.table.mark()}
-        self.folder.save(self.server, self.bank, self.rows, meta)
+        if self.owed:
+            meta |= {"owed": self.owed.meta()}
+        self.folder.save(self.server, self.bank, self.rows, meta, self.owed.tensors() if self.owed else {})
+
+    @property
+    def asks_clients(self) -> bool:
+        """Whether an evaluation shows the model to clients elsewhere."""
+        return self.study.engine == "network" and self.study.network.evaluate == "clients"
 
     def finish(self, result: Result) -> None:
         """Write down what the run came to; its secret is deleted, unless it is to be kept."""
@@ -114,7 +149,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     study, began = run.study, time.perf_counter() - run.seconds
     wanted = wanted_evaluation(study.evaluate, run.job)
 
-    def finish(t: int, under_way: Callable[[], Outcome], views: list) -> None:
+    def finish(t: int, under_way: Callable[[], Outcome], pictures: str) -> None:
         """Say how round t went, and keep it."""
         outcome, evaluation = under_way(), None
         run.release(t)
@@ -124,12 +159,16 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         if run.spending:
             outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
         if t % study.evaluate.every == 0 or t == run.last:
+            if run.asks_clients and run.folder and run.owed is None:
+                run.owed = OwedRound(t, outcome, pictures)
+                run.save()
             evaluation = run.engine.evaluate(run.server, t, wanted)
+            run.owed = None
         record = Record.of(t, outcome, evaluation, time.perf_counter() - began)
         run.table.append(record)
         run.done, run.seconds = t, record.seconds
         if run.folder:
-            run.folder.append(t, record, outcome, evaluation, snapshots.snapshot_lines(views))
+            run.folder.append(t, record, outcome, evaluation, pictures)
             if t % study.checkpoint == 0 or t == run.last:
                 run.save()
         for log in loggers:
@@ -137,6 +176,8 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
 
     waiting: list[Callable[[], None]] = []  # a round that the GPU may not have finished when the next one starts
     ahead = run.server.device.type == "cuda" and run.secret is None
+    if run.owed:
+        finish(run.owed.round, lambda owed=run.owed: owed.outcome, run.owed.pictures)
     t = run.done
     try:
         while t < run.last:
@@ -154,7 +195,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
             views += snapshots.snapshots_after_round(run.job, run.server, t) if shown else []
             while waiting:
                 waiting.pop()()
-            waiting.append(partial(finish, t, under_way, views))
+            waiting.append(partial(finish, t, under_way, snapshots.snapshot_lines(views)))
             looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
             if looked_at or t == run.last or not ahead:
                 waiting.pop()()

@@ -42,7 +42,7 @@ from sparing.runs.files.run_folder import (
     server_from_tensors,
 )
 from sparing.runs.identity import refuse_other_identity, run_identity
-from sparing.runs.loop import Logger, RunState, cohort_size, privacy_account, train_rounds
+from sparing.runs.loop import Logger, OwedRound, RunState, cohort_size, privacy_account, train_rounds
 from sparing.runs.malloc import keep_freed_memory
 from sparing.runs.own_code import CODE_FOLDER, keep_copies, trust_code
 from sparing.runs.plan.settle import SettledPlan, settle_plan, study_device
@@ -182,6 +182,8 @@ def _restore_run(run: RunState, key: bytes | None) -> None:
         if run.done < run.last or key is not None:
             secrets.refuse_other_secret(run.secret, key, meta["secret"], folder.path)
     run.server = server_from_tensors(tensors)._replace(rows=run.rows).to(run.server.device)
+    if "owed" in meta:
+        run.owed = OwedRound.of(under("owed", tensors), meta["owed"])
     run.bank.restore(under("bank", tensors))
     if run.rows is not None:
         run.rows.restore(under("rows", tensors))

@@ -42,6 +42,7 @@ def task_of_client(
     def alone(own: Any) -> Any:
         return replace(own, start=nobody, count=nobody.index_fill(0, torch.tensor([client]), len(own.y)))
 
+    task.probe = (task.train.x[:1], task.train.y[:1])  # the server's own is the one that counts
     task.train = alone(task.train)
     task.test = None if task.test is None else alone(task.test)
     return task

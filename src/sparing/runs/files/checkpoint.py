@@ -24,7 +24,7 @@ from sparing.core.errors import CheckpointError
 from sparing.core.tree import Tree
 from sparing.storage.atomic import replace_file
 
-_FORMAT_VERSION = "3"
+_FORMAT_VERSION = "4"
 _BLANK_DIGEST = "0" * 64
 _HEADER_OPENING = b'{"__metadata__":{"head":"'
 _DTYPES = {
@@ -88,9 +88,8 @@ def _read_checkpoint(file: BinaryIO, path: str | Path) -> tuple[Tree, dict[str, 
     head = read_checkpoint_header(file, path)
     known = head.pop("__metadata__")
     if known["version"] != _FORMAT_VERSION:
-        why = "" if known["version"] > _FORMAT_VERSION else ", since what was called path loop is loop-fast now"
         raise CheckpointError(
-            f"the checkpoint {path} has format {known['version']}, this release reads format {_FORMAT_VERSION}{why}; "
+            f"the checkpoint {path} has format {known['version']}, this release reads format {_FORMAT_VERSION}; "
             "resume with the release that wrote it"
         )
     size = max((entry["data_offsets"][1] for entry in head.values()), default=0)

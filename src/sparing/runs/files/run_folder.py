@@ -120,7 +120,9 @@ class RunFolder:
         if evaluation:
             self.tables[CLIENTS_FILE].append(client_rows(t, evaluation))
 
-    def save(self, server: Server, bank: Bank, rows: Bank | None, meta: dict[str, Any]) -> None:
+    def save(
+        self, server: Server, bank: Bank, rows: Bank | None, meta: dict[str, Any], owed: Tree | None = None
+    ) -> None:
         """One durable checkpoint of the server, the clients, and the length and digest of every table."""
         self.lock.check()
         self.beside[LOG_FILE].follow()
@@ -131,9 +133,10 @@ class RunFolder:
             | prefixed("blend", server.blend)
             | prefixed("fit", server.fit)
             | prefixed("past", server.past)
-            | {"seen": server.seen}
+            | {"met": server.met}
             | prefixed("bank", bank.state())
             | prefixed("rows", rows.state() if rows else {})
+            | prefixed("owed", owed or {})
         )
         checkpoint.save_checkpoint(self.path / CHECKPOINT_FILE, tensors, {**meta, "files": marks})
         bank.committed()
@@ -182,7 +185,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 def server_from_tensors(tensors: Tree) -> Server:
     """The server as a checkpoint has it."""
     model, share, blend, fit, past = (under(part, tensors) for part in ("model", "share", "blend", "fit", "past"))
-    return Server(model, share, blend, fit, tensors["seen"], limits_of(model), past=past)
+    return Server(model, share, blend, fit, tensors["met"], limits_of(model), past=past)
 
 
 def _refuse_taken_folder(path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Bytes between processes of one machine: a unix socket that only its owner may open.
+
+To a node one letter goes at a time: its length in 8 bytes, little-endian, then the letter; the answer comes likewise.
+"""
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sparing.core.errors import ConfigError, WireError
+
+_LENGTH = 8
+_BLOCK = 1 << 20
+_MOST_CONNECTIONS = 16  # at once; more wait
+_PATIENCE = 600.0  # seconds for a peer that has stopped in the middle of a frame
+_LONGEST_PATH = 100  # bytes; the operating system takes 107
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket at this path, for its owner alone; what a dead process left there is taken away."""
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(f"--socket {path} is longer than {_LONGEST_PATH} bytes, which no socket can be; shorten it")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigError(f"--socket {path} is there and is no socket; choose another path")
+    if path.exists() and _is_answered(path):
+        raise ConfigError(f"--socket {path} is in use by another process; stop it, or choose another path")
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on --socket {path} ({error.strerror}); choose another path") from None
+    finally:
+        os.umask(before)
+    made.listen(_MOST_CONNECTIONS)
+    return made
+
+
+def _is_answered(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def serve_letters(path: Path, handle: Callable[[bytes], bytes], most: int, stopped: threading.Event) -> None:
+    """Answer letters until `stopped` is set; a peer that misbehaves loses its connection, nobody else's."""
+    with listen(path) as door:
+        door.settimeout(0.5)
+        while not stopped.is_set():
+            try:
+                peer, _ = door.accept()
+            except TimeoutError:
+                continue
+            threading.Thread(target=_answer, args=(peer, handle, most), daemon=True).start()
+    path.unlink(missing_ok=True)
+
+
+def _answer(peer: socket.socket, handle: Callable[[bytes], bytes], most: int) -> None:
+    with peer:
+        peer.settimeout(_PATIENCE)
+        try:
+            letter = read_frame(peer, most)
+            write_frame(peer, handle(letter))
+        except (OSError, WireError):
+            return  # it asks again, and is answered from the store
+
+
+def read_frame(peer: socket.socket, most: int) -> bytes:
+    length = int.from_bytes(_read(peer, _LENGTH), "little")
+    if length > most:
+        raise WireError(f"a letter of {length} bytes, and {most} are read at most")
+    return bytes(_read(peer, length))
+
+
+def _read(peer: socket.socket, length: int) -> bytearray:
+    """Memory grows with what has come, not with what was promised."""
+    data = bytearray()
+    while len(data) < length:
+        block = peer.recv(min(_BLOCK, length - len(data)))
+        if not block:
+            raise WireError(f"the connection ended after {len(data)} of {length} bytes")
+        data += block
+    return data
+
+
+def write_frame(peer: socket.socket, data: bytes) -> None:
+    peer.sendall(len(data).to_bytes(_LENGTH, "little"))
+    peer.sendall(data)
+
+
+def ask(path: Path, letter: bytes, most: int) -> bytes:
+    """One letter to a node's socket, and its answer."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(_PATIENCE)
+        peer.connect(str(path))
+        write_frame(peer, letter)
+        return read_frame(peer, most)

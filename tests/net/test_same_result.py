@@ -1,0 +1,92 @@
+"""One study, one result: simulated and over the loopback, the same model, the same ledger, the same clients."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from net.federation import Federated, Simulated, same_states, study_with
+from sparing.core.registry import known_recipes
+
+MLP = {"data": "digits", "clients": 5, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [12, 10]}}}
+CNN = MLP | {"model": "cnn"}
+STUDY = {"task": MLP, "rounds": 3, "sample": 3, "evaluate": {"every": 3}, "local": {"steps": 2, "lr": 0.05}}
+
+OPTIONS: dict[str, Any] = {
+    "budget": {"budget": "900B"},
+    "norm-bound": {"norm-bound": {"bound": 0.5}},
+    "obfuscate": {"obfuscate": {"noise": 0.1}},
+    "psfed": {"psfed": {"fraction": 0.3}},
+    "stein": {"stein": {"warmup": 1}},
+}
+BEFORE = {"tight": ["topk", "int8"], "memory": ["topk"]}  # what a recipe needs before it
+CONVOLUTIONS = {"fedscr", "fedhm"}
+
+COMBINATIONS: list[Any] = [
+    ["psfed", "topk", "int8", "memory"],
+    [{"psfed": {"per_client": True, "fraction": 0.3}}, "int8"],
+    [{"psfed": {"selector": "magnitude"}}, "topk", "memory"],
+    [{"psfed": {"selector": "gradient"}}, "personal"],
+    ["ecsq", "memory", {"broadcast": {"by": "ecsq"}}],
+    ["lowrank", "memory", "broadcast"],
+    ["scaffold", "topk", "int8", "memory"],
+    [{"stein": {"warmup": 1}}, "topk", "memory"],
+    [{"pfedsim": {"mode": "published", "warmup": 0.4}}],
+    ["personal", "fedsim", "int8", "tight"],
+    ["fedadam", "randk", "fp16"],
+    [{"dp": {"mode": "local", "noise": 0.1}}],
+    [{"dp": {"adaptive": True}}, "int8"],
+    [{"obfuscate": {"rotate": True}}],
+    [{"norm-bound": {"bound": 0.5}}, "trimmed-mean", "int8"],
+    ["fedrep", "psfed", "topk", "memory"],
+    ["ditto", "topk", "int8", "memory"],
+]
+
+
+def check(method: Any, tmp_path, **other: Any) -> None:
+    study = study_with(method, **(STUDY | other))
+    alone = Simulated(study, tmp_path / "simulated")
+    federated = Federated(study, tmp_path / "federated")
+    result = federated.run()
+    assert result.model_sha256 == alone.result.model_sha256
+    assert federated.ledger == alone.ledger
+    assert same_states(federated, alone)
+    assert result.accuracy == alone.result.accuracy
+
+
+@pytest.mark.parametrize("name", sorted(known_recipes()))
+def test_every_recipe(name, tmp_path):
+    task = CNN if name in CONVOLUTIONS else MLP
+    check([*BEFORE.get(name, []), OPTIONS.get(name, name)], tmp_path, task=task)
+
+
+@pytest.mark.parametrize("method", COMBINATIONS, ids=str)
+def test_combinations(method, tmp_path):
+    check(method, tmp_path)
+
+
+@pytest.mark.parametrize("method", [["fedhm", "int8"], ["fedscr", "memory"]], ids=str)
+def test_combinations_over_convolutions(method, tmp_path):
+    check(method, tmp_path, task=CNN)
+
+
+def test_capacities_come_from_the_roster(tmp_path):
+    """Whoever declares a rank trains at that rank, as in a simulation with the same numbers in a file."""
+    ranks = [1.0, 0.5, 0.25, 0.5, 1.0]
+    table = "client,rank\n" + "".join(f"{i},{x}\n" for i, x in enumerate(ranks))
+    (tmp_path / "capacity.csv").write_text(table)
+    study = study_with("fedhm", **(STUDY | {"task": CNN, "fleet": {"capacity": str(tmp_path / "capacity.csv")}}))
+    alone = Simulated(study, tmp_path / "simulated")
+    bare = study_with("fedhm", **(STUDY | {"task": CNN}))
+    federated = Federated(bare, tmp_path / "federated", capacity={"rank": torch.tensor(ranks)})
+    assert federated.run().model_sha256 == alone.result.model_sha256
+    assert federated.ledger == alone.ledger
+
+
+def test_momentum_that_clients_keep(tmp_path):
+    check("fedavg", tmp_path, local={"steps": 2, "lr": 0.05, "momentum": 0.9, "velocity": "kept"})
+
+
+def test_the_probe_set_is_the_servers(tmp_path):
+    method = [{"psfed": {"selector": "gradient", "source": "probe"}}]
+    check(method, tmp_path, task=MLP | {"probe": 20})
