@@ -178,7 +178,8 @@ def without_absent(job: Job, server: Server, cohort: Ctx, tally: "Tally") -> Ctx
     for k in (~here_K).nonzero()[:, 0].tolist():
         ctx = cohort.at(slice(k, k + 1))
         sent = download_kinds(server.past, outgoing(job.method, server, ctx), ctx)[1]
-        tally.add_absent(ctx, sent)
+        reached = bool(job.fleet.reached(ctx)[0])
+        tally.add_absent(ctx, sent if reached else {kind: torch.zeros_like(x) for kind, x in sent.items()})
     return cohort.at(here_K.nonzero()[:, 0])
 
 

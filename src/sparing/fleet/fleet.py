@@ -103,6 +103,12 @@ class Fleet(NamedTuple):
             return torch.ones(len(ctx.ids), dtype=torch.bool)
         return torch.isin(ctx.ids, self.arrivals.counted(ctx.round))
 
+    def reached(self, ctx: Ctx) -> Tensor:
+        """To whom of these clients anything is sent: bool `[K]`."""
+        if self.arrivals is None:
+            return torch.ones(len(ctx.ids), dtype=torch.bool)
+        return torch.isin(ctx.ids, self.arrivals.reached(ctx.round))
+
     def claim(self, start: Tree, after: Models, ctx: Ctx) -> Models:
         """What these clients say they have learned."""
         return self.attack.claim(start, after, ctx) if self.attack else after
@@ -137,36 +143,52 @@ def _smallest_places(words: np.ndarray, count: int) -> np.ndarray:
 class Arrivals:
     """Who was asked in each round of a run, and whose upload counted, as its ledger says."""
 
-    def __init__(self, rounds: dict[int, tuple[list[int], list[int]]], where: str):
+    def __init__(self, rounds: dict[int, "_Attendance"], where: str):
         self.rounds, self.where = rounds, where
 
     def asked(self, t: int) -> Tensor:
-        return torch.tensor(self._of(t)[0], dtype=torch.int64)
+        return torch.tensor(self._of(t).asked, dtype=torch.int64)
+
+    def reached(self, t: int) -> Tensor:
+        """Those of them to whom anything was sent."""
+        return torch.tensor(self._of(t).reached, dtype=torch.int64)
 
     def counted(self, t: int) -> Tensor:
-        return torch.tensor(self._of(t)[1], dtype=torch.int64)
+        return torch.tensor(self._of(t).counted, dtype=torch.int64)
 
-    def _of(self, t: int) -> tuple[list[int], list[int]]:
+    def _of(self, t: int) -> "_Attendance":
         if t not in self.rounds:
             raise DataError(f"{self.where} ends with round {max(self.rounds, default=0)}, but this is round {t}")
         return self.rounds[t]
 
 
+_LEDGER_KEYS = ("round", "client", "direction")
+
+
+class _Attendance(NamedTuple):
+    """Of one round: ids of clients."""
+
+    asked: list[int]
+    reached: list[int]
+    counted: list[int]
+
+
 def read_arrivals(path: Path, clients: int) -> Arrivals:
     """From a ledger: whoever has a row down was asked, and counted if any byte went up."""
-    rounds: dict[int, tuple[list[int], list[int]]] = {}
+    rounds: dict[int, _Attendance] = {}
     try:
         with damage_as_data_error(f"{path} is no ledger of a run"), open(path, newline="") as file:
             for row in csv.DictReader(file):
-                asked, counted = rounds.setdefault(int(row["round"]), ([], []))
-                sizes = [int(value) for name, value in row.items() if name not in ("round", "client", "direction")]
+                who, there = int(row["client"]), rounds.setdefault(int(row["round"]), _Attendance([], [], []))
+                any_bytes = any(int(value) for name, value in row.items() if name not in _LEDGER_KEYS)
                 if row["direction"] == "down":
-                    asked.append(int(row["client"]))
-                elif row["direction"] == "up" and sum(sizes):
-                    counted.append(int(row["client"]))
+                    there.asked.append(who)
+                    there.reached.extend([who] if any_bytes else [])
+                elif row["direction"] == "up" and any_bytes:
+                    there.counted.append(who)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); name the folder of a run") from None
-    most = max((who for asked, _ in rounds.values() for who in asked), default=0)
+    most = max((who for one in rounds.values() for who in one.asked), default=0)
     if most >= clients:
         raise DataError(f"{path} names client {most}; there are clients 0 to {clients - 1}")
     return Arrivals(rounds, str(path))

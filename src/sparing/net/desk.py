@@ -391,8 +391,13 @@ class RoundTable:
 
     def tally(self) -> Tally:
         tally = Tally()
+        some = next(iter(self.asked.values())).sizes
+        nothing = {kind: torch.zeros_like(x) for kind, x in some.items()}
         for who in sorted(self.rows):
-            asked = self.asked[who]
+            asked = self.asked.get(who)
+            if asked is None:  # enough had answered before its letter was written
+                tally.add_absent(self.rows[who], nothing)
+                continue
             if who not in self.counted:
                 tally.add_absent(asked.ctx, asked.sizes)
                 continue
