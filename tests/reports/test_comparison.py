@@ -316,12 +316,22 @@ def test_one_task_of_ones_own_is_one_row_with_its_name(tmp_path):
         {"flip": True},
         {"held_out": [1]},
         {"loss": lambda output, y: torch.nn.functional.cross_entropy(output, y, reduction="none")},
+        {"metric": "macro_f1"},
+        {"metric": ["accuracy", "top5"]},
     ],
-    ids=["labels", "held out", "loss"],
+    ids=["labels", "held out", "loss", "metric", "metrics"],
 )
 def test_what_makes_another_fingerprint(other):
     assert task_fingerprint(own_task()) == task_fingerprint(own_task(name="other")), "the name is told beside it"
     assert task_fingerprint(own_task(**other)) != task_fingerprint(own_task())
+
+
+def test_tasks_alike_but_for_the_metric_are_not_averaged(tmp_path):
+    for seed, metric in enumerate(("accuracy", "macro_f1")):
+        sparing.run(own_task(metric=metric), **QUICK, seed=seed, out=tmp_path / metric)
+    rows, notes = compared(tmp_path)
+    assert [row.seeds for row in rows.values()] == [[0], [1]]
+    assert any("they differ in data, model, loss or metric, and are not averaged" in note for note in notes)
 
 
 def test_large_data_count_by_rows_spread_over_all(monkeypatch):
