@@ -554,7 +554,10 @@ def test_tables_of_another_metric_have_its_name_and_no_column_of_nothing(regress
     assert first.line == ["method", "seeds", "mse", "", "best round", "personalized"]
     assert first.rows[1][:4] == ["topk", "3", "1.02 ± 0.02", "best *"]
     assert second.title == "mse difference vs fedavg [95 % confidence interval]"
-    assert [one.title.split(",")[0] for one in others] == ["Bytes sent", "Loss"]
+    assert [one.title.split(",")[0] for one in others] == [
+        "Bytes sent",
+        "Convergence and stability of mse; std in its unit (change vs fedavg)",
+    ]
     assert mark_legend(found).startswith("best: the lowest mean mse. * (Pareto): better than another method")
     latex = comparison_latex(found)
     assert r"Method & mse $\downarrow$ & Personalized mse $\downarrow$ & $\Delta$ mse vs.\ fedavg & Upload" in latex

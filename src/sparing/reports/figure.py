@@ -44,6 +44,7 @@ class Plot(NamedTuple):
     scale: tuple[float, float] | None = None  # of a heat map's colours: its own values', if not given
     signed: bool = False  # two colours, one below 0 and one above
     fresh: bool = False  # begins a row of plots
+    low_is_worst: bool = True  # of strips: which end is marked
 
 
 class Figure(NamedTuple):

@@ -288,8 +288,8 @@ def _same_name_notes(groups: Sequence[RunGroup]) -> list[str]:
         if known := group.runs[0].settings.get("task.fingerprint"):
             kinds.setdefault(group.runs[0].data, set()).add(known)
     return [
-        f"{len(found)} different tasks are called {name!r}: they differ in data, model, loss or metric, and are not averaged"
-        "; give each a name of its own, Task(name=...), or its file"
+        f"{len(found)} different tasks are called {name!r}: they differ in data, model, loss or metric, and are not "
+        "averaged; give each a name of its own, Task(name=...), or its file"
         for name, found in kinds.items()
         if len(found) > 1
     ]

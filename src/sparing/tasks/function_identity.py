@@ -1,8 +1,8 @@
 """By what two functions, such as losses and metrics, are told apart: a digest that is the same in every process.
 
-A function of this package counts by its name, another one by its code, its defaults, and the plain values and functions
-of its own file that it uses; a module or an object by its class, its public settings and its tensors. What begins with an
-underscore does not count, as a metric's state changes while it is in use.
+A function of this package counts by its name, another one by its code, its defaults, and the plain values and
+functions of its own file that it uses; a module or an object by its class, its public settings and its tensors. What
+begins with an underscore does not count, as a metric's state changes while it is in use.
 """
 
 import functools

@@ -16,7 +16,8 @@ def report_command(
     formats: Annotated[str, typer.Option("--format", help="Figure formats: png, svg, pdf.")] = "png",
     baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Target accuracy, such as 0.9: rounds and MB to reach it.")
+        float | None,
+        typer.Option(help="Target accuracy, such as 0.9, or value of the task's metric: rounds and MB to reach it."),
     ] = None,
     allow_incomplete: Annotated[
         bool,
