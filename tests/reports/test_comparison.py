@@ -457,6 +457,22 @@ def test_a_study_is_known_again_and_another_refused(tmp_path):
             holds_study(study.model_copy(update=other), path, "look elsewhere")
 
 
+def test_a_study_whose_code_was_edited_is_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=0.0))
+    task = {"data": "my_file.py:load", "model": "my_file.py:net"}
+    sparing.run(task, **QUICK, out=tmp_path / "run")
+    study = study_from({"task": task, **QUICK})
+    assert holds_study(study, tmp_path / "run")
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=1.0))
+    with pytest.raises(
+        ConfigError, match=r"holds a run with another my_file\.py, which was edited since; look elsewhere"
+    ):
+        holds_study(study, tmp_path / "run", "look elsewhere")
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=0.0))
+    assert holds_study(study, tmp_path / "run"), "as it was"
+
+
 def test_another_baseline(runs):
     rows, _ = compared(runs, baseline="topk")
     assert rows["fedavg"].ratios["compression"] == pytest.approx(0.15)

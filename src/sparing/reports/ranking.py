@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sparing.runs.results import Record, Target
-from sparing.train.named_metrics import METRICS
+from sparing.train.metric_names import HIGHER_IS_BETTER, metric_column
 
 _ACCURACY = "accuracy"
 
@@ -90,10 +90,8 @@ def ranking_of_run(summary: Mapping[str, Any], asked: Sequence[str], table: Sequ
     if summary:
         return Ranking(str(summary.get("ranked_by", _ACCURACY)), summary.get("higher_is_better", True) is not False)
     if asked:
-        name = asked[0].rpartition(":")[2].lower().replace("-", "_").replace("top_", "top")
-        return (
-            Ranking(name, METRICS[name].higher_is_better) if name in METRICS else Ranking(asked[0].rpartition(":")[2])
-        )
+        name = metric_column(asked[0])
+        return Ranking(name, HIGHER_IS_BETTER.get(name, True))
     if any(math.isfinite(r.loss) for r in table) and all(math.isnan(r.accuracy) for r in table):
         return Ranking("loss", False)
     return Ranking()

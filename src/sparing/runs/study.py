@@ -29,6 +29,7 @@ from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
 from sparing.tasks.code import CODE_KEYS, CodeCall, code_in, is_code, place_beside
+from sparing.train.metric_names import known_metric
 from sparing.train.schedules import read_schedule
 
 if TYPE_CHECKING:
@@ -224,6 +225,17 @@ class EvaluateSection(StudySection):
     @classmethod
     def one_or_more(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def known_names(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not is_code(one):
+                try:
+                    known_metric(one)
+                except ConfigError as error:
+                    raise ValueError(f"evaluate.metrics: {error}") from None
+        return value
 
     @field_validator("who", mode="before")
     @classmethod
