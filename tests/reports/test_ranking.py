@@ -3,6 +3,7 @@ is better."""
 
 import csv
 import math
+import re
 
 import numpy as np
 import pytest
@@ -181,6 +182,19 @@ def test_the_page_of_a_regression_speaks_of_no_accuracy(regression):
     assert done.exit_code == 0, done.output
     body = out.read_text().partition("<body>")[2].partition("<script>\n")[0]
     assert "accura" not in body.lower()
+
+
+def test_the_page_has_a_real_minus(tmp_path):
+    for method, ends in (("fedavg", (0.8, 0.9)), ("topk", (0.7, 0.6)), ("lg-fedavg", (0.5, 0.4))):
+        for seed, end in enumerate(ends):
+            made_run(tmp_path / f"{method}-{seed}", [0.1, 0.95, end], method, seed)
+    page = sparing.report(tmp_path, out=tmp_path / "report.html").read_text()
+    shown = re.findall(r"<t[dh][^>]*>([^<]*)<|<text[^>]*>([^<]*)<", page)
+    words = [one or other for one, other in shown]
+    assert not any(re.search(r"(^|[\s(\[])-\d", word) for word in words)
+    assert any(word.startswith("−20.00") for word in words), "a difference"
+    assert any(word == "−50" for word in words), "a tick"
+    assert "lg-fedavg" in words, "a name keeps its hyphen"
 
 
 def test_a_result_goes_by_its_metric_too():

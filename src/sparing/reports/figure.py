@@ -1,6 +1,7 @@
 """What a figure is: data and words. Who draws it decides what it looks like."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -114,12 +115,24 @@ def log_ticks(low: float, high: float) -> list[float]:
 def short_number(x: float) -> str:
     """A number as a reader wants it.
 
-    >>> [short_number(x) for x in (1234567, 0.25, 3.14159, float("nan"), 1.2e-5)]
-    ['1,234,567', '0.25', '3.142', '-', '1.2e-05']
+    >>> [short_number(x) for x in (1234567, -0.25, 3.14159, float("nan"), 1.2e-5)]
+    ['1,234,567', '−0.25', '3.142', '-', '1.2e−05']
     """
     if x != x:
         return "-"
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return with_minus(f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}")
+
+
+_HYPHEN_OF_NUMBER = re.compile(r"(?:(?<![^\s(\[])|(?<=\de))-(?=\.?\d)")
+
+
+def with_minus(text: str) -> str:
+    """Numbers in a text with a minus sign where they have a hyphen; words keep theirs.
+
+    >>> with_minus("-1.20 [-2.5e-05, +0.1] (-3%)"), with_minus("lg-fedavg-2 -")
+    ('−1.20 [−2.5e−05, +0.1] (−3%)', 'lg-fedavg-2 -')
+    """
+    return _HYPHEN_OF_NUMBER.sub("−", text)
 
 
 def counted_word(count: int, word: str) -> str:

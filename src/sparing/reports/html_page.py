@@ -13,7 +13,7 @@ from sparing.reports import inside_figures, method_figures, snapshot_figures
 from sparing.reports.arrangement import groups_by_task, ranking_of_task
 from sparing.reports.comparison import Comparison
 from sparing.reports.comparison_tables import TextTable, mark_legend, tables_of_comparison
-from sparing.reports.figure import Figure, Plot, Series, counted_word, has_legend, one_legend
+from sparing.reports.figure import Figure, Plot, Series, counted_word, has_legend, one_legend, with_minus
 from sparing.reports.headline import headlines
 from sparing.reports.report_runs import missing_file_notes, read_groups
 from sparing.reports.run_folders import RunGroup, differing_keys
@@ -75,25 +75,23 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
     css, js, text = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
     runs = [run for group in groups for run in group.runs]
     figures = [_figure_context(word, figure) for word, figure in made]
-    return (
-        Environment(autoescape=True)
-        .from_string(text)
-        .render(
-            title=_report_title(groups),
-            about=_report_subtitle(groups),
-            caution=_validation_caution(groups),
-            css=Markup(css),
-            js=Markup(js),
-            answers=headlines(found),
-            sheets=tables_of_comparison(found),
-            marks=mark_legend(found),
-            notes=[*found.notes, *missing_file_notes(runs)],
-            opening=figures[:1],
-            figures=figures[1:],
-            settings=_settings_table(groups),
-            version=sparing.__version__,
-            runs=counted_word(len(runs), "run folder"),
-        )
+    page = Environment(autoescape=True)
+    page.filters["with_minus"] = with_minus
+    return page.from_string(text).render(
+        title=_report_title(groups),
+        about=_report_subtitle(groups),
+        caution=_validation_caution(groups),
+        css=Markup(css),
+        js=Markup(js),
+        answers=headlines(found),
+        sheets=tables_of_comparison(found),
+        marks=mark_legend(found),
+        notes=[*found.notes, *missing_file_notes(runs)],
+        opening=figures[:1],
+        figures=figures[1:],
+        settings=_settings_table(groups),
+        version=sparing.__version__,
+        runs=counted_word(len(runs), "run folder"),
     )
 
 

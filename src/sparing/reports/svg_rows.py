@@ -83,7 +83,7 @@ def svg_strips(plot: Plot) -> DrawnPlot:
         ends = ("worst", "best") if plot.low_is_worst else ("best", "worst")
         words = (f"{ends[0]} tenth below", "median", f"{ends[1]} tenth above")
         numbers = dict(zip(words, np.quantile(one.y, (0.1, 0.5, 0.9)), strict=True))
-        said = [[i, f"{name} {value:.4g}"] for name, value in numbers.items()]
+        said = [[i, f"{name} {short_number(value)}"] for name, value in numbers.items()]
         stops.append([round(half, 1), y, one.name, said])
     return DrawnPlot(svg_document(out, high, plot), SVG_WIDTH, stops)
 
