@@ -40,7 +40,6 @@ _SIGNED_COLORMAP = LinearSegmentedColormap.from_list(
     "signed", ["#7d3200", "#d99058", "#f4f4f4", "#69a2cd", "#0c3f74"]
 ).with_extremes(bad="white")
 _HANDLE_LENGTH = 3.6  # of a line in a legend: room for its dashes
-FIGURE_FORMATS = ("png", "svg", "pdf")
 _MATPLOTLIB_STYLE = {"svg.hashsalt": "sparing", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
 
 

@@ -28,6 +28,7 @@ from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
+from sparing.runs.known_names import refuse_misspelt_optimiser
 from sparing.tasks.code import CODE_KEYS, CodeCall, code_in, is_code, place_beside
 from sparing.train.metric_names import known_metric
 from sparing.train.schedules import read_schedule
@@ -128,6 +129,7 @@ class LocalSection(StudySection):
         try:
             optimiser = self._optimiser()
             if not optimiser.known_everywhere:
+                refuse_misspelt_optimiser(optimiser, "local.optimiser: ")
                 from sparing.train.torch_optimisers import check_optimiser
 
                 check_optimiser(optimiser, "local.optimiser: ")
