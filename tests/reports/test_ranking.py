@@ -15,10 +15,12 @@ from made import made_run, record
 from sparing.cli.app import app
 from sparing.core.errors import ConfigError
 from sparing.reports.comparison import compare_groups
-from sparing.reports.comparison_tables import tables_of_comparison
+from sparing.reports.comparison_tables import comparison_csv, tables_of_comparison
+from sparing.reports.figure_files import write_figures
 from sparing.reports.html_page import _validation_caution, report_figures
 from sparing.reports.latex_table import comparison_latex
 from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
+from sparing.reports.svg import draw_svg
 from sparing.runs.files.run_folder import RunFolder
 from sparing.runs.results import Target, bytes_to_target, rounds_to_target
 
@@ -110,8 +112,39 @@ def test_seeds_that_cannot_tell_name_no_best(tmp_path):
         made_by_mse(tmp_path / f"a{seed}", [2.0, one], "fedavg", seed)
         made_by_mse(tmp_path / f"b{seed}", [2.0, other], "topk", seed)
     figures = {figure.key: figure for _, figure in report_figures(read_groups_at(tmp_path))}
-    said = "no clear best, 2 of 2 methods are within noise of the lowest, at 1.133 to 1.117"
+    said = "no clear best, 2 of 2 methods are within noise of the lowest, at 1.117 to 1.133"
     assert figures["mse-by-round"].title == f"mse by round: {said}"
+
+
+def test_an_error_that_falls_far_is_drawn_on_a_log_scale(tmp_path):
+    for seed in (0, 1):
+        made_by_mse(tmp_path / f"a{seed}", [40.0 + 39 * seed, 1.0, 0.02 + 0.001 * seed], "fedavg", seed)
+    figure = next(one for _, one in report_figures(read_groups_at(tmp_path)) if one.key == "mse-by-round")
+    plot = figure.plots[0]
+    assert plot.log_y
+    assert plot.y == "mse (lower is better, log scale)"
+    drawn = draw_svg(plot)
+    assert "nan" not in drawn.svg
+    heights = [float(y) for y in re.findall(r'class="dot" cx="[\d.]+" cy="([\d.]+)"', drawn.svg)]
+    assert heights[0] < heights[1] < heights[2], "down the page"
+    assert heights[1] - heights[0] == pytest.approx(heights[2] - heights[1], rel=0.1), "40, 1 and 0.02 are as far apart"
+    assert {">0.1<", ">1<", ">10<"} <= set(re.findall(r">[\d.]+<", drawn.svg))
+    write_figures([figure], tmp_path / "figures", ["png"])
+
+
+def test_small_errors_keep_their_digits(tmp_path):
+    made_by_mse(tmp_path / "a", [4.0, 0.000012345], "fedavg")
+    found = compare_groups(read_groups_at(tmp_path))
+    (row,) = csv.DictReader(comparison_csv(found).splitlines())
+    assert row["final_mse"] == "1.2345e-05"
+    assert row["up_mb"] == "0.0002"
+    course = tables_of_comparison(found)[-1]
+    assert course.rows[0][1] == "2.469e-05"
+
+
+def test_an_h5_file_of_a_regression_is_refused_in_its_words(regression):
+    done = CliRunner().invoke(app, ["compare", str(regression), "--h5", str(regression / "h5")])
+    assert "an H5 file holds accuracies, and these runs have none; write their tables with --csv" in done.output
 
 
 def test_what_is_on_validation_samples_is_not_called_accuracy(tmp_path):

@@ -111,7 +111,9 @@ def _course_tables(found: Comparison, base: str) -> list[TextTable]:
     for ranking, some in rows.items():
         of = "" if list(rows) == [Ranking()] else f" of {ranking.metric}"
         unit = "percentage points" if ranking.by_accuracy else "its unit"
-        cells = {head: cell for head, cell in course.items() if ranking.metric != "loss" or head not in shown_above}
+        own = {} if ranking.by_accuracy else {"loss": _value_cell("final_loss"), "best\nloss": _value_cell("best_loss")}
+        kept = {head: cell for head, cell in course.items() if ranking.metric != "loss" or head not in shown_above}
+        cells = kept | {head: cell for head, cell in own.items() if head in kept}
         title = f"Convergence and stability{of}; std in {unit} (change vs {base})"
         out.append(_build_table(title, cells, found, some))
     return out
@@ -325,14 +327,19 @@ def comparison_markdown(found: Comparison) -> str:
 
 
 def comparison_csv(found: Comparison) -> str:
-    """One row for each method, four decimals; what was not measured is empty."""
+    """One row for each method, four decimals; what was not measured is empty.
+
+    Of a metric in a unit of its own, six significant digits.
+    """
     out = io.StringIO()
     lines = [flat_row(row) for row in found.rows]
     if any(not row.ranking.by_accuracy for row in found.rows):
         lines = [line | {"ranked_by": row.ranking.metric} for line, row in zip(lines, found.rows, strict=True)]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: _four_decimals(v) for k, v in line.items()} for line in lines)
+    for line, row in zip(lines, found.rows, strict=True):
+        fine = () if row.ranking.by_accuracy else ("loss", "seed_std", "jitter", row.ranking.metric)
+        writer.writerow({k: _csv_cell(v, any(word in k for word in fine)) for k, v in line.items()})
     return out.getvalue()
 
 
@@ -346,8 +353,10 @@ def flat_row(row: ComparisonRow) -> dict[str, Any]:
     return out
 
 
-def _four_decimals(value: Any) -> Any:
-    return value if not isinstance(value, float) else f"{value:.4f}" if value == value else ""
+def _csv_cell(value: Any, significant: bool) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if value != value else f"{value:.6g}" if significant else f"{value:.4f}"
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:

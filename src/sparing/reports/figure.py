@@ -8,6 +8,7 @@ from typing import NamedTuple
 from sparing.reports.comparison_tables import TextTable
 
 _MOST_POINTS = 200  # points of a line that are drawn
+_DECADES = 20.0  # from the least value to the largest, beyond which lines are drawn on a log scale
 _FEW = 6  # series: points with names beside them, and bands of full strength
 
 
@@ -46,6 +47,7 @@ class Plot(NamedTuple):
     signed: bool = False  # two colours, one below 0 and one above
     fresh: bool = False  # begins a row of plots
     low_is_worst: bool = True  # of strips: which end is marked
+    log_y: bool = False  # of lines
 
 
 class Figure(NamedTuple):
@@ -82,6 +84,16 @@ def thinned_places(count: int) -> list[int]:
     if count <= _MOST_POINTS:
         return list(range(count))
     return sorted({round(i * (count - 1) / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})
+
+
+def spans_decades(series: Sequence[Series]) -> bool:
+    """Whether lines fall or rise so far that only a log scale shows where they end.
+
+    >>> [spans_decades([Series("a", y)]) for y in ([2.0, 0.01], [2.0, 1.0], [2.0, 0.0])]
+    [True, False, False]
+    """
+    values = [y for one in series for y in one.y]
+    return bool(values) and min(values) > 0 and max(values) > _DECADES * min(values)
 
 
 def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -128,6 +129,10 @@ def _draw_lines(ax: Axes, plot: Plot) -> None:
         _scale_in_decades(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=plot.x == "round"))
+    if plot.log_y:
+        ax.set_yscale("log")
+        ax.set_ylim(bottom=min(y for one in plot.series for y in one.y) / 1.15)
+        _tick_decades(ax.yaxis, *ax.get_ylim())
     ax.grid(axis="y", color="#e4e8ec", linewidth=0.6)
     ax.set_axisbelow(True)
 
@@ -167,13 +172,16 @@ def _draw_legend(ax: Axes, plot: Plot, wide: float) -> None:
 
 def _scale_in_decades(ax: Axes) -> None:
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
+    _tick_decades(ax.xaxis, *ax.get_xlim())
+
+
+def _tick_decades(axis: Axis, low: float, high: float) -> None:
     decades = np.log10(high / low)
-    ax.xaxis.set_major_locator(
+    axis.set_major_locator(
         LogLocator(10, subs=(1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,))
     )
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_bars(ax: Axes, plot: Plot) -> None:

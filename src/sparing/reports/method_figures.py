@@ -7,7 +7,7 @@ import numpy as np
 
 from sparing.reports.comparison import BaselineGap, accuracy_lead, advantage, jitter_of_rounds
 from sparing.reports.comparison_tables import TextTable
-from sparing.reports.figure import Figure, Plot, Series, short_number, thinned_places
+from sparing.reports.figure import Figure, Plot, Series, short_number, spans_decades, thinned_places
 from sparing.reports.ranking import Ranking, short_value
 from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
 from sparing.reports.run_folders import RunGroup
@@ -27,7 +27,7 @@ def result_by_round(groups: Sequence[GroupContents]) -> Figure | None:
         found = mean_lines(groups, column, ranking.scale)
         if found:
             said = said or _leader_sentence(groups, column)
-            plots.append(Plot("lines", "round", ranking.axis, whose, found))
+            plots.append(_lines_plot("round", whose, found, ranking))
             tables.append(rounds_table(f"{_table_title(ranking)}, {whose}", found))
     if not plots:
         return None
@@ -45,6 +45,13 @@ def result_by_round(groups: Sequence[GroupContents]) -> Figure | None:
     )
 
 
+def _lines_plot(x: str, whose: str, found: list[Series], ranking: Ranking, log: bool = False) -> Plot:
+    """An error that falls by orders of magnitude is drawn on a log scale."""
+    log_y = not ranking.higher_is_better and spans_decades(found)
+    y = ranking.axis.replace(")", ", log scale)") if log_y else ranking.axis
+    return Plot("lines", x, y, whose, found, log, log_y=log_y)
+
+
 def _table_title(ranking: Ranking) -> str:
     return "Accuracy (%)" if ranking.by_accuracy else ranking.metric
 
@@ -54,7 +61,7 @@ def result_by_bytes(groups: Sequence[GroupContents]) -> Figure | None:
     for column, whose in zip(ranking.columns, _WHOSE, strict=True):
         found = [one._replace(x=_sent_until(group, one.x)) for group, one in _groups_with_lines(groups, column)]
         if found:
-            plots.append(Plot("lines", _SENT_AXIS, ranking.axis, whose, found, True))
+            plots.append(_lines_plot(_SENT_AXIS, whose, found, ranking, log=True))
             rows = [
                 [one.name, f"{x:.4g}", said]
                 for one in found
@@ -83,7 +90,7 @@ def result_by_clock(groups: Sequence[GroupContents]) -> Figure | None:
         f"{ranking.metric}-by-time",
         f"{ranking.title} by simulated time",
         f"Seconds on the simulated devices and links, not on the machine that simulated them. {_BAND_NOTE}",
-        [Plot("lines", "simulated seconds", ranking.axis, series=found)],
+        [_lines_plot("simulated seconds", "", found, ranking)],
         [TextTable(f"{_table_title(ranking)} by time", ["method", "seconds", ranking.metric], rows)],
     )
 
@@ -316,6 +323,7 @@ def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
     if not close + unknown:
         return f"{top.label} ends {ranking.extreme}, at {said(best)}{unit}"
     if not close:
-        return f"too few seeds to name a best method, they end at {said(ends[-1][0])} to {said(best)}{unit}"
-    many, far = f"{len(close) + 1} of {len(ends)} methods", min(close, key=lambda y: ranking.sign * y)
-    return f"no clear best, {many} are within noise of the {ranking.extreme}, at {said(far)} to {said(best)}{unit}"
+        low, high = sorted((ends[-1][0], best))
+        return f"too few seeds to name a best method, they end at {said(low)} to {said(high)}{unit}"
+    many, low, high = f"{len(close) + 1} of {len(ends)} methods", min(*close, best), max(*close, best)
+    return f"no clear best, {many} are within noise of the {ranking.extreme}, at {said(low)} to {said(high)}{unit}"

@@ -52,7 +52,7 @@ class _Alone(nn.Sequential):
     """A network under the name `net`, with whatever inputs it takes."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self.net(*inputs, **named)
+        return self[0](*inputs, **named)
 
 
 def _filled_copy(net: nn.Module, state: dict[str, Tensor]) -> nn.Module:
