@@ -122,8 +122,9 @@ def _draw_lines(ax: Axes, plot: Plot) -> None:
         ax.plot(one.x, one.y, linestyle=dash, linewidth=1.6, label=one.name, **_series_colour(one))
         if one.spread:
             y, s = np.array(one.y), np.array(one.spread)
+            low = np.maximum(y - s, y / 1e3) if plot.log_y else y - s
             ax.fill_between(
-                one.x, y - s, y + s, alpha=0.06 if has_many(plot) else 0.13, linewidth=0, **_series_colour(one)
+                one.x, low, y + s, alpha=0.06 if has_many(plot) else 0.13, linewidth=0, **_series_colour(one)
             )
     if plot.log:
         _scale_in_decades(ax)
