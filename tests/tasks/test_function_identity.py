@@ -79,6 +79,18 @@ def test_values_of_the_file_count(monkeypatch):
     assert function_identity(squared) != before
 
 
+def test_a_function_may_call_itself_and_miss_what_it_names():
+    def made():
+        def loss(output, y, again=True):
+            return loss(output, y, again=False) if again else gone * (output - y)
+
+        if POWER > 9:
+            gone = 1
+        return loss
+
+    assert function_identity(made()) == function_identity(made())
+
+
 def test_use_changes_nothing():
     loss, (metric,) = Scaled(2), read_metrics(Counted(0.5))
     before = function_identity(loss), function_identity(metric.of)

@@ -9,7 +9,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -53,7 +53,9 @@ def _words(value: Any, deep: int) -> Iterator[bytes]:
     elif isinstance(value, MethodType):
         yield from _words_of_all((value.__func__, value.__self__), deep)
     elif isinstance(value, Mapping):
-        yield from _words_of_all([x for pair in sorted(value.items(), key=repr) for x in pair], deep)
+        yield from _words_of_all(
+            [x for pair in sorted(value.items(), key=lambda pair: repr(pair[0])) for x in pair], deep
+        )
     elif isinstance(value, list | tuple | set | frozenset):
         yield from _words_of_all(sorted(value, key=repr) if isinstance(value, set | frozenset) else value, deep)
     elif isinstance(value, type | ModuleType) or not hasattr(value, "__dict__"):
@@ -81,7 +83,7 @@ def _function_words(function: FunctionType, deep: int) -> Iterator[bytes]:
     if function.__module__.startswith("sparing.") and not function.__closure__:
         return
     yield from _code_words(function.__code__)
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
     yield from _words_of_all(
         [function.__defaults__, function.__kwdefaults__, *cells, *_used_of_its_file(function)], deep
     )
