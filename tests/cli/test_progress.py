@@ -43,6 +43,19 @@ def test_a_round_that_was_not_evaluated_keeps_the_last_numbers():
     assert progress.course == [0.5]
 
 
+def test_another_metric_takes_the_place_of_accuracy():
+    progress = RunProgress("topk", 10, metrics=["MSE", "mae"])
+    for t, error in enumerate((2.0, 1.0, 0.0123), 1):
+        progress(replace(record(t), metrics={"mse": error, "mae": 7.0}))
+    progress(record(4))
+    assert "mse 0.0123  up 4.00 MB" in drawn(progress)
+    assert "█▄▁" in drawn(progress)
+    assert "accuracy" not in str(progress)
+    values = RunProgress("topk", 10)
+    values(replace(record(1), loss=0.5))
+    assert "loss 0.5  up" in str(values), "as tasks of values are ranked where nothing is asked for"
+
+
 def test_pace_is_of_this_process_alone():
     progress = RunProgress("topk", 10, [record(1, 0.1, 100.0), record(2, 0.2, 200.0)])
     assert progress.pace == ""

@@ -9,11 +9,13 @@ import pytest
 import sparing
 from sparing.core.errors import SparingError
 from sparing.core.method import Phase
+from sparing.core.optimiser import Optimiser
 from sparing.data import load_dataset
 from sparing.models import build_network
 from sparing.runs import known_names
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import LocalSection, method_list
+from sparing.train.torch_optimisers import check_optimiser
 
 TELL = """
 import atexit, sys
@@ -48,6 +50,11 @@ MISTAKES = {
     "pfllib -algo Nope": "-algo is 'Nope'",
     "sweep": "a sweep needs a study file",
     "compare runs --csv --json": "choose one",
+    "run local.optimiser=sdg": "local.optimiser: no optimiser is called 'sdg': did you mean 'sgd'?",
+    "run local.optimizer=adgrad": "did you mean 'adagrad'?",
+    "check local.optimiser=adagrad local.options.lr_decya=0.1": "adagrad knows no 'lr_decya': did you mean 'lr_decay'?",
+    "run evaluate.metrics=macrof1": "no metric is called 'macrof1': did you mean 'macro_f1'?",
+    "report runs --format wrong": "--format has 'wrong'; use png, svg, pdf",
 }
 
 
@@ -119,6 +126,20 @@ def test_the_table_says_of_tasks_what_the_code_says(monkeypatch):
         assert str(by_code.value) == str(by_table.value)
     known_names.refuse_unknown_task("my_file.py:load", "my_file.py:Net")
     known_names.refuse_unknown_task("npz:somewhere", None)
+
+
+def test_the_table_says_of_optimisers_what_torch_says(monkeypatch):
+    wrong = [Optimiser("sdg"), Optimiser("adagrad", options=(("lr_decya", 1),)), Optimiser("adagrad", momentum=0.9)]
+    for one in wrong:
+        with pytest.raises(SparingError) as by_code:
+            check_optimiser(one, "here: ")
+        with monkeypatch.context() as late:
+            late.setattr(known_names, "_table_suffices", lambda: True)
+            with pytest.raises(SparingError) as by_table:
+                known_names.refuse_misspelt_optimiser(one, "here: ")
+            late.setattr(known_names, "version", lambda package: "99.0")
+            known_names.refuse_misspelt_optimiser(one, "here: ")  # another torch may know it
+        assert str(by_code.value) == str(by_table.value)
 
 
 def test_an_installed_package_that_brings_methods_is_asked(monkeypatch):

@@ -50,7 +50,9 @@ BAD = {
     "client0.npz has 2 samples but 3 labels": [(X, [0, 1, 2])],
     "client9.npz: the label of sample 1 is -1, out of range": [(X, [0, 1]), (X, [0, -1])],
     "client0.npz: the label of sample 0 is 7, out of range: number the classes 0, 1, ... to 4": [(X, [7, 0])],
-    "client0.npz has labels of type float64 that are no class numbers": [(X, [0.5, 1])],
+    "client0.npz has labels of type float64 that are no class numbers: .*, or, where they are values, name a loader": [
+        (X, [0.5, 1])
+    ],
     r"client0.npz has labels of type <U1 that are no class numbers": [(X, ["a", "b"])],
     "client0.npz has x of type <U1": [(np.array([["a"]]), [0])],
     "own: sample 2 has a value that is not finite": [(X, [0, 1]), (X + np.inf, [0, 1])],

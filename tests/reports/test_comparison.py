@@ -316,12 +316,22 @@ def test_one_task_of_ones_own_is_one_row_with_its_name(tmp_path):
         {"flip": True},
         {"held_out": [1]},
         {"loss": lambda output, y: torch.nn.functional.cross_entropy(output, y, reduction="none")},
+        {"metric": "macro_f1"},
+        {"metric": ["accuracy", "top5"]},
     ],
-    ids=["labels", "held out", "loss"],
+    ids=["labels", "held out", "loss", "metric", "metrics"],
 )
 def test_what_makes_another_fingerprint(other):
     assert task_fingerprint(own_task()) == task_fingerprint(own_task(name="other")), "the name is told beside it"
     assert task_fingerprint(own_task(**other)) != task_fingerprint(own_task())
+
+
+def test_tasks_alike_but_for_the_metric_are_not_averaged(tmp_path):
+    for seed, metric in enumerate(("accuracy", "macro_f1")):
+        sparing.run(own_task(metric=metric), **QUICK, seed=seed, out=tmp_path / metric)
+    rows, notes = compared(tmp_path)
+    assert [row.seeds for row in rows.values()] == [[0], [1]]
+    assert any("they differ in data, model, loss or metric, and are not averaged" in note for note in notes)
 
 
 def test_large_data_count_by_rows_spread_over_all(monkeypatch):
@@ -447,6 +457,22 @@ def test_a_study_is_known_again_and_another_refused(tmp_path):
             holds_study(study.model_copy(update=other), path, "look elsewhere")
 
 
+def test_a_study_whose_code_was_edited_is_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=0.0))
+    task = {"data": "my_file.py:load", "model": "my_file.py:net"}
+    sparing.run(task, **QUICK, out=tmp_path / "run")
+    study = study_from({"task": task, **QUICK})
+    assert holds_study(study, tmp_path / "run")
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=1.0))
+    with pytest.raises(
+        ConfigError, match=r"holds a run with another my_file\.py, which was edited since; look elsewhere"
+    ):
+        holds_study(study, tmp_path / "run", "look elsewhere")
+    (tmp_path / "my_file.py").write_text(OWN_FILE.format(cut=0.0))
+    assert holds_study(study, tmp_path / "run"), "as it was"
+
+
 def test_another_baseline(runs):
     rows, _ = compared(runs, baseline="topk")
     assert rows["fedavg"].ratios["compression"] == pytest.approx(0.15)
@@ -544,7 +570,10 @@ def test_tables_of_another_metric_have_its_name_and_no_column_of_nothing(regress
     assert first.line == ["method", "seeds", "mse", "", "best round", "personalized"]
     assert first.rows[1][:4] == ["topk", "3", "1.02 ± 0.02", "best *"]
     assert second.title == "mse difference vs fedavg [95 % confidence interval]"
-    assert [one.title.split(",")[0] for one in others] == ["Bytes sent", "Loss"]
+    assert [one.title.split(",")[0] for one in others] == [
+        "Bytes sent",
+        "Convergence and stability of mse; std in its unit (change vs fedavg)",
+    ]
     assert mark_legend(found).startswith("best: the lowest mean mse. * (Pareto): better than another method")
     latex = comparison_latex(found)
     assert r"Method & mse $\downarrow$ & Personalized mse $\downarrow$ & $\Delta$ mse vs.\ fedavg & Upload" in latex

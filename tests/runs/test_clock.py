@@ -17,7 +17,7 @@ from sparing.engines.vector import Vector
 from sparing.fleet.fleet import Fleet
 from sparing.fleet.timing import samples_visited, seconds_for, seconds_until_upload, upload_bytes_in_time
 from sparing.runs.cost import run_cost_trial
-from sparing.runs.results import ROUND_COLUMNS, Record, bytes_to_accuracy, rounds_to_accuracy, seconds_to_accuracy
+from sparing.runs.results import ROUND_COLUMNS, Record, Target, bytes_to_target, rounds_to_target, seconds_to_target
 from sparing.runs.start import new_run, settle_study, task_from_study
 from sparing.runs.study import study_from
 from sparing.train.batches import batch_table
@@ -264,19 +264,27 @@ def record(t, accuracy, clock=None):
 
 def test_what_it_takes_to_get_there():
     table = [record(1, 0.2, 5.0), record(2, math.nan, 7.0), record(3, 0.5, 9.5), record(4, 0.4, 12.0)]
-    assert (rounds_to_accuracy(table, 0.2), bytes_to_accuracy(table, 0.2), seconds_to_accuracy(table, 0.2)) == (
+    assert (
+        rounds_to_target(table, Target(0.2)),
+        bytes_to_target(table, Target(0.2)),
+        seconds_to_target(table, Target(0.2)),
+    ) == (
         1,
         11,
         5.0,
     )
-    assert (rounds_to_accuracy(table, 0.3), bytes_to_accuracy(table, 0.3), seconds_to_accuracy(table, 0.3)) == (
+    assert (
+        rounds_to_target(table, Target(0.3)),
+        bytes_to_target(table, Target(0.3)),
+        seconds_to_target(table, Target(0.3)),
+    ) == (
         3,
         36,
         9.5,
     )
-    assert all(math.isnan(f(table, 0.6)) for f in (rounds_to_accuracy, bytes_to_accuracy, seconds_to_accuracy))
-    assert math.isnan(seconds_to_accuracy([record(1, 0.9)], 0.5)), "no clock, no time"
-    assert rounds_to_accuracy([record(1, 0.9)], 0.5) == 1
+    assert all(math.isnan(f(table, Target(0.6))) for f in (rounds_to_target, bytes_to_target, seconds_to_target))
+    assert math.isnan(seconds_to_target([record(1, 0.9)], Target(0.5))), "no clock, no time"
+    assert rounds_to_target([record(1, 0.9)], Target(0.5)) == 1
 
 
 def test_results_say_it_too():

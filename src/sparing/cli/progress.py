@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sparing.cli.wording import megabytes_text, percent
+from sparing.reports.ranking import Ranking, ranking_of_run
 from sparing.runs.loop import Logger
-from sparing.runs.results import Record
+from sparing.runs.results import Record, record_value
 
 _PLAIN_LINES = 10  # where there is no terminal
 _SPARK_BARS = "▁▂▃▄▅▆▇█"
@@ -25,12 +26,12 @@ class RunProgress:
     `earlier` are the rounds trained before this process, when a run is resumed.
     """
 
-    def __init__(self, label: str, rounds: int, earlier: Sequence[Record] = ()):
-        self.label, self.rounds = label, rounds
+    def __init__(self, label: str, rounds: int, earlier: Sequence[Record] = (), metrics: Sequence[str] = ()):
+        self.label, self.rounds, self.metrics, self.ranking = label, rounds, metrics, Ranking()
         self.done = self.up = self.down = 0
         self.seconds = 0.0
         self.worst = float("nan")
-        self.course: list[float] = []  # accuracy, whenever it was measured
+        self.course: list[float] = []  # accuracy, or what the task ranks by, whenever it was measured
         for record in earlier:
             self(record)
         self.skipped = self.done, self.seconds
@@ -39,8 +40,10 @@ class RunProgress:
         self.done, self.seconds = record.round, record.seconds
         self.up += record.up_bytes
         self.down += record.down_bytes
-        if record.accuracy == record.accuracy:
-            self.course.append(record.accuracy)
+        ranking = ranking_of_run({}, self.metrics, [record])
+        if (value := record_value(record, ranking.metric)) == value:
+            self.course.append(value)
+            self.ranking = ranking
         if record.worst_decile == record.worst_decile:
             self.worst = record.worst_decile
 
@@ -57,6 +60,8 @@ class RunProgress:
     def numbers(self) -> str:
         accuracy = self.course[-1] if self.course else float("nan")
         sent = f"up {megabytes_text(self.up)} MB  down {megabytes_text(self.down)} MB"
+        if not self.ranking.by_accuracy:
+            return f"{self.ranking.metric} {self.ranking.shown(accuracy)}  {sent}"
         return f"accuracy {percent(accuracy)}  worst decile {percent(self.worst)}  {sent}"
 
     def __str__(self) -> str:
@@ -69,11 +74,15 @@ class RunProgress:
         bar = ProgressBar(total=self.rounds, completed=self.done, width=20)
         line.add_row(Text(self.label, style="bold"), bar, f"{self.done}/{self.rounds}", self.pace)
         yield line
-        drawn = "" if options.ascii_only else f"  {_sparkline(self.course[-_BARS_SHOWN:])}"
+        drawn = (
+            ""
+            if options.ascii_only
+            else f"  {_sparkline(self.course[-_BARS_SHOWN:], _LEAST_RANGE if self.ranking.by_accuracy else 0)}"
+        )
         yield Text(f"  {self.numbers}{drawn}", style="dim", no_wrap=True, overflow="crop")
 
 
-def _sparkline(values: Sequence[float]) -> str:
+def _sparkline(values: Sequence[float], least: float = _LEAST_RANGE) -> str:
     """From the least of them up.
 
     >>> _sparkline([0.1, 0.5, 0.9]), _sparkline([0.5]), _sparkline([])
@@ -82,7 +91,7 @@ def _sparkline(values: Sequence[float]) -> str:
     if not values:
         return ""
     low, high = min(values), max(values)
-    step = max(high - low, _LEAST_RANGE) / (len(_SPARK_BARS) - 1)
+    step = (max(high - low, least) or 1) / (len(_SPARK_BARS) - 1)
     return "".join(_SPARK_BARS[round((value - low) / step)] for value in values)
 
 

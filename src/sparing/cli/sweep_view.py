@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sparing.cli.wording import megabytes_text
-from sparing.reports.comparison import SeedStat
 from sparing.reports.comparison_tables import finite_or_none, star_legend
 from sparing.runs.files.run_folder import ROUNDS_FILE
 from sparing.sweeps.execute import SweepProgress
 from sparing.sweeps.folder import Trial, pareto_trials, starred_trials, winning_trial
+from sparing.sweeps.judge import Judge
 from sparing.sweeps.processes import SweepRun
 from sparing.sweeps.spec import SweepSpec, TrialSettings
 
@@ -36,11 +36,7 @@ class _SweepOverview:
         line = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self.course.count, completed=self.course.done, width=20)
         best = winning_trial(self.course.trials)
-        said = (
-            f"best {_mean_std_text(best.over_seeds('accuracy'), 100)} %: {_settings_text(best.settings)}"
-            if best
-            else ""
-        )
+        said = f"best {_value_text(best)}{best.judge.unit}: {_settings_text(best.settings)}" if best else ""
         line.add_row("[bold]sweep[/]", bar, f"{self.course.done}/{self.course.count} trials", Text(said))
         return Group(line, *(Text(f"  {_run_progress_text(work)}", style="dim") for work in self.course.running))
 
@@ -81,7 +77,8 @@ def _log_trial_lines() -> Callable[[SweepProgress], None]:
 def _trial_outcome(one: Trial) -> str:
     if one.complete:
         sent = megabytes_text(round(one.over_seeds("bytes").mean))
-        return f"accuracy {_mean_std_text(one.over_seeds('accuracy'), 100)} %  {sent} MB"
+        name = "accuracy" if one.judge.by_accuracy else one.judge.column
+        return f"{name} {_value_text(one)}{one.judge.unit}  {sent} MB"
     return _missing_seeds_text(one)
 
 
@@ -111,60 +108,61 @@ def _short_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _mean_std_text(s: SeedStat, scale: float) -> str:
-    """Mean ± std over seeds."""
-    return f"{scale * s.mean:.2f}" + (f" ± {scale * s.std:.2f}" if s.std == s.std else "")
+def _value_text(one: Trial) -> str:
+    """Mean ± std over seeds of what trials are judged by."""
+    s, judge = one.over_seeds("value"), one.judge
+    spread = judge.number(s.std) if judge.by_accuracy else f"{s.std:.2g}"
+    return judge.number(s.mean) + (f" ± {spread}" if s.std == s.std else "")
 
 
 def _ranked_trials(trials: Sequence[Trial]) -> list[Trial]:
     """The best first, those without a mean last."""
-    return sorted(trials, key=lambda one: one.over_seeds("accuracy").mean if one.complete else -math.inf, reverse=True)
+    return sorted(trials, key=lambda one: one.merit if one.complete else -math.inf, reverse=True)
 
 
 def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, console: Console) -> None:
-    stars = {one.number for one in starred_trials(trials)}
+    stars, judge = {one.number for one in starred_trials(trials)}, trials[0].judge
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("trial", justify="right", no_wrap=True)
     for key in plan.spaces:
         table.add_column(_brief_key(key).replace(".", ".\n"), overflow="fold")
-    for head in (plan.judge.replace("_", "\n") + " %", "MB\nup", "MB\ndown", ""):
+    for head in (judge.column.replace("_", "\n") + judge.unit, "MB\nup", "MB\ndown", ""):
         table.add_column(head, justify="right", no_wrap=True)
     for one in _ranked_trials(trials):
         chosen = [_short_value(one.settings[key]) if key in one.settings else "" for key in plan.spaces]
         cells = ["-"] * 3
         if one.complete:
             sent = [megabytes_text(round(one.over_seeds(name).mean)) for name in ("up_bytes", "down_bytes")]
-            cells = [_mean_std_text(one.over_seeds("accuracy"), 100), *sent]
+            cells = [_value_text(one), *sent]
         table.add_row(str(one.number), *chosen, *cells, _PARETO_MARK if one.number in stars else "")
     console.print(table, highlight=False)
     seeds = ", ".join(map(str, plan.seeds))
-    lines = [f"\nOn validation samples, seeds {seeds}. {_star_legend(plan)}"]
+    way = "" if judge.by_accuracy else f" {'Higher' if judge.higher_is_better else 'Lower'} {judge.column} is better."
+    lines = [f"\nOn validation samples, seeds {seeds}.{way} {_star_legend(plan, judge)}"]
     lines += [
         f"trial {one.number} has no mean: {_missing_seeds_text(one)}"
         for one in _ranked_trials(trials)
         if not one.complete
     ]
     if final is not None:
-        test = (
-            _mean_std_text(final.over_seeds("accuracy"), 100) + " %" if final.complete else _missing_seeds_text(final)
-        )
+        test = f"{_value_text(final)}{judge.unit}" if final.complete else _missing_seeds_text(final)
         over = ", ".join(map(str, final.seeds))
-        lines.append(f"Trial {final.number} on test samples, seeds {over}: {plan.judge} {test}")
+        lines.append(f"Trial {final.number} on test samples, seeds {over}: {judge.column} {test}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _star_legend(plan: SweepSpec) -> str:
+def _star_legend(plan: SweepSpec, judge: Judge) -> str:
     if len(plan.seeds) == 1:
         return "No trial gets a Pareto star: with one seed a lead cannot be told from noise."
-    return star_legend("trial")
+    return star_legend("trial", "more accurate" if judge.by_accuracy else "better")
 
 
 def sweep_json(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, folder: str) -> dict[str, Any]:
     best = winning_trial(trials)
     return {
         "folder": folder,
-        "judge": plan.judge,
+        "judge": trials[0].judge.column,
         "seeds": plan.seeds,
         "trials": [_trial_json(one) for one in trials],
         "pareto": [one.number for one in pareto_trials(trials)],
@@ -175,7 +173,7 @@ def sweep_json(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, fo
 
 
 def _trial_json(one: Trial) -> dict[str, Any]:
-    stats = {
-        name: finite_or_none(one.over_seeds(name)._asdict()) for name in ("accuracy", "up_bytes", "down_bytes", "bytes")
-    }
+    judged = "accuracy" if one.judge.by_accuracy else "value"
+    names = {judged: "value", "up_bytes": "up_bytes", "down_bytes": "down_bytes", "bytes": "bytes"}
+    stats = {shown: finite_or_none(one.over_seeds(name)._asdict()) for shown, name in names.items()}
     return {"number": one.number, "settings": one.settings, "complete": one.complete, "failed": one.failed, **stats}

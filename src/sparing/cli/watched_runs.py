@@ -23,13 +23,13 @@ RunToWatch = tuple[Path, RunProgress, Callable[[Sequence[Logger]], Result]]
 
 
 def begin_run(study: Study, folder: Path) -> RunToWatch:
-    progress = RunProgress(method_name(study.method), study.rounds)
+    progress = RunProgress(method_name(study.method), study.rounds, metrics=study.evaluate.metrics)
     return folder, progress, lambda loggers: start_run(study, out=folder, loggers=loggers)
 
 
 def resume_run(folder: Path) -> RunToWatch:
     study = study_in_folder(folder)
-    progress = RunProgress(method_name(study.method), study.rounds, _earlier_rounds(folder))
+    progress = RunProgress(method_name(study.method), study.rounds, _earlier_rounds(folder), study.evaluate.metrics)
     return folder, progress, lambda loggers: resume(folder, loggers=loggers)
 
 

@@ -1,7 +1,10 @@
 """How a client's steps are taken from gradients, and how long they are in each round."""
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
+
+from sparing.core.errors import ConfigError, nearest_name
 
 
 class Schedule(NamedTuple):
@@ -59,3 +62,19 @@ class Optimiser(NamedTuple):
         if self.schedule is None:
             return self
         return self._replace(lr=self.lr * self.schedule.share(round, rounds), schedule=None)
+
+    @property
+    def asked_settings(self) -> dict[str, Any]:
+        """What its class must take, beside the learning rate and weight decay."""
+        asked = {"momentum": self.momentum, "nesterov": self.nesterov}
+        return {name: value for name, value in asked.items() if value} | dict(self.options)
+
+
+def refuse_unknown_optimiser(optimiser: Optimiser, known: Mapping[str, Iterable[str]], where: str) -> None:
+    """A class that is none of these, or a setting that it does not take. `known`: what each takes, by name."""
+    if optimiser.name not in known:
+        raise ConfigError(f"{where}no optimiser is called {optimiser.name!r}: {nearest_name(optimiser.name, known)}")
+    takes = list(known[optimiser.name])
+    for name in optimiser.asked_settings:
+        if name not in takes:
+            raise ConfigError(f"{where}{optimiser.name} knows no {name!r}: {nearest_name(name, takes)}")

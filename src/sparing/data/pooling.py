@@ -107,8 +107,10 @@ def _part_labels(part: SourcePart) -> np.ndarray:
     y = to_number_array(part.y, f"{part.where} has labels")
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
     if y.dtype.kind not in "fiub" or y.ndim not in (1, 2) or (y.dtype.kind == "f" and not _all_whole(y)):
+        values = ", or, where they are values, name a loader of your own, such as my_file.py:load"
         raise DataError(
             f"{part.where} has labels of type {y.dtype} that are no class numbers: give integers 0, 1, 2, ..."
+            + values * (y.dtype.kind == "f")
         )
     return y
 

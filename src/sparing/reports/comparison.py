@@ -1,16 +1,17 @@
 """Runs side by side: what each came to over its seeds, what it cost, and how it differs from the baseline.
 
 final         the last value measured                 best          the largest accuracy, the smallest loss
-convergence   the first round whose accuracy is within `tolerance` of the run's best
+convergence   the first round whose value is within `tolerance` of the run's best: of an accuracy, that much less; of
+              another metric, that share of it
 compression   the baseline's bytes up a round over the method's: all of them (wire), and of values alone
-seed_std      the standard deviation over seeds of a round's accuracy, mean over rounds
-jitter        the standard deviation of the change in accuracy from one evaluation to the next, after `warmup` rounds
+seed_std      the standard deviation over seeds of a round's value, mean over rounds
+jitter        the standard deviation of its change from one evaluation to the next, after `warmup` rounds
 gap           the difference to the baseline, paired by seed, with a 95 % confidence interval from Student's t
 best          the row of its task with the highest mean, or the lowest where lower is better
 star          better, by more than noise, than another row of its task and than all that send no more bytes
 
 Methods are ranked by the first metric of their task, which is accuracy unless it names another one: final_NAME,
-best_NAME and personal_NAME are then among the numbers too.
+best_NAME and personal_NAME are then among the numbers too. Convergence, seed_std, jitter and the target go by it.
 
 Means and standard deviations (n - 1) are over seeds. A number that a seed does not have, its mean does not have.
 """
@@ -22,17 +23,19 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+from sparing.core.errors import ConfigError
 from sparing.reports.arrangement import arrange_groups, groups_by_task, ranking_of_task
 from sparing.reports.ranking import Ranking
 from sparing.reports.run_folders import RunGroup, StoredRun, differing_keys
 from sparing.runs.results import (
     Record,
-    bytes_to_accuracy,
+    best_value,
+    bytes_to_target,
     highest_accuracy,
     latest_value,
     record_value,
-    rounds_to_accuracy,
-    seconds_to_accuracy,
+    rounds_to_target,
+    seconds_to_target,
 )
 
 _CONFIDENCE = 0.95
@@ -95,12 +98,16 @@ def compare_groups(
 ) -> Comparison:
     """The groups of each task against one of them: the named one, else FedAvg, else the first."""
     groups, notes = arrange_groups(groups, baseline, incomplete)
+    _refuse_strange_target(groups, target)
     notes += _comparison_caveats(groups) + _unreached_target_notes(groups, target)
     rows: list[ComparisonRow] = []
     for some in groups_by_task(groups).values():
         ranking = ranking_of_task(some)
         numbers = [
-            [_ranked_measures(run, ranking) | _run_measures(run, target, tolerance, warmup) for run in group.runs]
+            [
+                _run_measures(run, ranking, tolerance, warmup) | _target_measures(run, ranking, target)
+                for run in group.runs
+            ]
             for group in some
         ]
         made = [
@@ -111,11 +118,17 @@ def compare_groups(
     return Comparison(rows, groups[0].label, target, notes)
 
 
+def _refuse_strange_target(groups: Sequence[RunGroup], target: float | None) -> None:
+    rankings = [ranking_of_task(some) for some in groups_by_task(groups).values()]
+    if target is not None and not 0 <= target <= 1 and all(ranking.by_accuracy for ranking in rankings):
+        raise ConfigError(f"--target is {target:g}, but an accuracy lies between 0 and 1; write 0.9 for 90 %")
+
+
 def _group_row(
     group: RunGroup, mine: list[dict], base: RunGroup, of_base: list[dict], ranking: Ranking
 ) -> ComparisonRow:
     stats = {name: seed_stat([one[name] for one in mine]) for name in mine[0]}
-    between = _seed_std([run.table for run in group.runs])
+    between = _seed_std([run.table for run in group.runs], ranking.metric)
     stats["seed_std"] = SeedStat(between, math.nan, len(group.runs) if between == between else 0)
     found = [] if group is base else dict.fromkeys((*ranking.measures, *Ranking().measures))
     gaps = {name: baseline_gap(group, mine, base, of_base, name) for name in found}
@@ -166,17 +179,20 @@ def _ranked_measures(run: StoredRun, ranking: Ranking) -> dict[str, float]:
     """What one run came to by the metric that methods are ranked by; accuracy is among the others."""
     if ranking.by_accuracy:
         return {}
-    seen = [record_value(r, ranking.metric) for r in run.table]
-    best = max((ranking.sign * value for value in seen if value == value), default=math.nan)
     final, personal = (latest_value(run.table, column) for column in ranking.columns)
     names = (*ranking.measures, f"best_{ranking.metric}")
-    return dict(zip(names, (final, personal, ranking.sign * best), strict=True))
+    return dict(zip(names, (final, personal, best_of_run(run, ranking)), strict=True))
 
 
-def _run_measures(run: StoredRun, target: float | None, tolerance: float, warmup: int) -> dict[str, float]:
+def best_of_run(run: StoredRun, ranking: Ranking) -> float:
+    return best_value(run.table, ranking.metric, ranking.higher_is_better)
+
+
+def _run_measures(run: StoredRun, ranking: Ranking, tolerance: float, warmup: int) -> dict[str, float]:
     """What one run came to; NaN where there was nothing to measure."""
-    table = run.table
-    out = {
+    table, best = run.table, best_of_run(run, ranking)
+    near = (tolerance + _TOLERANCE_SLACK) * (1 if ranking.by_accuracy else abs(best))
+    return _ranked_measures(run, ranking) | {
         "final_accuracy": latest_value(table, "accuracy"),
         "best_accuracy": highest_accuracy(table),
         "personal_accuracy": latest_value(table, "personal_accuracy"),
@@ -184,28 +200,35 @@ def _run_measures(run: StoredRun, target: float | None, tolerance: float, warmup
         "final_loss": latest_value(table, "loss"),
         "best_loss": min((r.loss for r in table if r.loss == r.loss), default=math.nan),
         "final_train_loss": latest_value(table, "train_loss"),
-        "convergence_round": rounds_to_accuracy(table, highest_accuracy(table) - tolerance - _TOLERANCE_SLACK),
-        "jitter": accuracy_jitter(table, warmup),
+        "convergence_round": rounds_to_target(table, ranking.target(best - ranking.sign * near)),
+        "jitter": jitter_of_rounds(table, warmup, ranking.metric),
         "up_mb": sum(r.up_bytes for r in table) / 1e6,
         "down_mb": sum(r.down_bytes for r in table) / 1e6,
         "up_values_mb": sum(run.value_bytes) / 1e6,
     }
-    if target is not None:
-        out["rounds_to_target"] = rounds_to_accuracy(table, target)
-        out["mb_to_target"] = bytes_to_accuracy(table, target) / 1e6
-        out["seconds_to_target"] = seconds_to_accuracy(table, target)
-    return out
 
 
-def accuracy_jitter(table: Sequence[Record], warmup: int) -> float:
+def _target_measures(run: StoredRun, ranking: Ranking, target: float | None) -> dict[str, float]:
+    """What it took to reach the target."""
+    if target is None:
+        return {}
+    table, goal = run.table, ranking.target(target)
+    return {
+        "rounds_to_target": rounds_to_target(table, goal),
+        "mb_to_target": bytes_to_target(table, goal) / 1e6,
+        "seconds_to_target": seconds_to_target(table, goal),
+    }
+
+
+def jitter_of_rounds(table: Sequence[Record], warmup: int, column: str) -> float:
     """How uneven the way is: two changes at least."""
-    seen = [r.accuracy for r in table if r.round > warmup and r.accuracy == r.accuracy]
+    seen = [value for r in table if r.round > warmup and (value := record_value(r, column)) == value]
     return float(np.std(np.diff(seen), ddof=1)) if len(seen) > 2 else math.nan
 
 
-def _seed_std(tables: Sequence[Sequence[Record]]) -> float:
+def _seed_std(tables: Sequence[Sequence[Record]], column: str) -> float:
     """Over the rounds that every seed evaluated."""
-    values = np.array([[r.accuracy for r in table] for table in tables])
+    values = np.array([[record_value(r, column) for r in table] for table in tables])
     values = values[:, ~np.isnan(values).any(axis=0)]
     return float(values.std(axis=0, ddof=1).mean()) if len(tables) > 1 and values.size else math.nan
 
@@ -283,13 +306,21 @@ def _ratios_to_baseline(row: ComparisonRow, base: ComparisonRow) -> dict[str, fl
 
 
 def _unreached_target_notes(groups: Sequence[RunGroup], target: float | None) -> list[str]:
-    """A target that is out of everybody's reach."""
-    highest = max(
-        (top for group in groups for run in group.runs if (top := highest_accuracy(run.table)) == top), default=None
-    )
-    if target is None or highest is None or highest >= target:
+    """A target that is out of everybody's reach, by the metric of each task."""
+    if target is None:
         return []
-    return [f"no run reaches {100 * target:g} % accuracy; the highest is {100 * highest:.2f} %"]
+    runs: dict[Ranking, list[StoredRun]] = {}
+    for some in groups_by_task(groups).values():
+        runs.setdefault(ranking_of_task(some), []).extend(run for group in some for run in group.runs)
+    notes = []
+    for ranking, some in runs.items():
+        seen = [best for run in some if (best := best_of_run(run, ranking)) == best]
+        if seen and max(ranking.sign * best for best in seen) < ranking.sign * target:
+            best = ranking.sign * max(ranking.sign * best for best in seen)
+            notes.append(
+                f"no run reaches {ranking.target_text(target)}; the {ranking.extreme} is {ranking.shown(best, 2)}"
+            )
+    return notes
 
 
 def _comparison_caveats(groups: Sequence[RunGroup]) -> list[str]:
@@ -306,9 +337,9 @@ def _comparison_caveats(groups: Sequence[RunGroup]) -> list[str]:
     judged = [group.label for group in groups if group.runs[0].settings.get(_EVALUATION_SET) == "validation"]
     if judged:
         who = "" if len(judged) == len(groups) else f" of {' and '.join(judged)}"
-        notes.append(
-            f"accuracy and loss{who} are on validation samples, by which settings are chosen, not on test samples"
-        )
+        metrics = dict.fromkeys(ranking_of_task(some).metric for some in groups_by_task(groups).values())
+        said = " and ".join(dict.fromkeys((*metrics, "loss")))
+        notes.append(f"{said}{who} are on validation samples, by which settings are chosen, not on test samples")
     about = [group.runs[0].settings for group in groups]
     other = [key for key in differing_keys(about) if key.split(".")[0] not in ("method", "rounds")]
     other = [key for key in other if key != "task.fingerprint"]

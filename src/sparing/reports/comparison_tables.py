@@ -33,7 +33,7 @@ class TextTable(NamedTuple):
 
 def tables_of_comparison(found: Comparison) -> list[TextTable]:
     """What there is to see, in a few tables; a column that nobody has a number for is left out, an empty table too."""
-    base, target = baseline_word(found), found.target
+    base = baseline_word(found)
     where = f" on {found.tasks[0]}" if found.tasks != [""] and len(found.tasks) == 1 else ""
     accuracy: dict[str, _CellText] = {
         "seeds": lambda row: str(len(row.seeds)),
@@ -54,18 +54,6 @@ def tables_of_comparison(found: Comparison) -> list[TextTable]:
         "wire": _ratio_cell("compression"),
         "values\nonly": _ratio_cell("compression_values"),
     }
-    until: dict[str, _CellText] = {
-        "rounds": _reached_cell("rounds_to_target", 1),
-        "MB up and down": _reached_cell("mb_to_target", 2),
-        "simulated seconds": _mean_cell("seconds_to_target", 1, 1),
-    }
-    course: dict[str, _CellText] = {
-        "loss": _mean_cell("final_loss", 1, 3),
-        "best\nloss": _mean_cell("best_loss", 1, 3),
-        "converged\nin round": _mean_cell("convergence_round", 1, 1),
-        "std over\nseeds": _unrest_cell("seed_std"),
-        "std round\nto round": _unrest_cell("jitter"),
-    }
     several = any(g.low == g.low for row in found.rows for g in row.gaps.values())
     interval = " [95 % confidence interval]" if several else ""
     ranked = _ranked_tables(found, where, f" vs {base}", interval)
@@ -73,10 +61,9 @@ def tables_of_comparison(found: Comparison) -> list[TextTable]:
         f"Accuracy{where} (%)": accuracy if _has_accuracy(found) else {},
         f"Accuracy difference vs {base} (percentage points){interval}": against,
         f"Bytes sent, and upload compression vs {base} (wire / values only)": cost,
-        f"Cost to reach {100 * (target or 0):g} % accuracy": until,
-        _course_title(found, base): course,
     }
     made = [*ranked, *(_build_table(title, cells, found) for title, cells in parts.items())]
+    made += [*_target_tables(found), *_course_tables(found, base)]
     return [one for one in made if len(one.head) > one.names]
 
 
@@ -87,11 +74,49 @@ def _has_accuracy(found: Comparison) -> bool:
     )
 
 
-def _course_title(found: Comparison, base: str) -> str:
-    if not _has_accuracy(found):
-        return "Loss"
-    of = "" if all(row.ranking.by_accuracy for row in found.rows) else " of accuracy"
-    return f"Convergence and stability{of}; std in percentage points (change vs {base})"
+def _rows_by_ranking(found: Comparison) -> dict[Ranking, list[ComparisonRow]]:
+    rows: dict[Ranking, list[ComparisonRow]] = {}
+    for row in found.rows:
+        rows.setdefault(row.ranking, []).append(row)
+    return rows
+
+
+def _target_tables(found: Comparison) -> list[TextTable]:
+    """What it took to reach the target, by the metric of each task."""
+    if found.target is None:
+        return []
+    until: dict[str, _CellText] = {
+        "rounds": _reached_cell("rounds_to_target", 1),
+        "MB up and down": _reached_cell("mb_to_target", 2),
+        "simulated seconds": _mean_cell("seconds_to_target", 1, 1),
+    }
+    return [
+        _build_table(f"Cost to reach {ranking.target_text(found.target)}", until, found, rows)
+        for ranking, rows in _rows_by_ranking(found).items()
+    ]
+
+
+def _course_tables(found: Comparison, base: str) -> list[TextTable]:
+    """How soon and how evenly runs got to where they end, by the metric of each task."""
+    course: dict[str, _CellText] = {
+        "loss": _mean_cell("final_loss", 1, 3),
+        "best\nloss": _mean_cell("best_loss", 1, 3),
+        "converged\nin round": _mean_cell("convergence_round", 1, 1),
+        "std over\nseeds": _unrest_cell("seed_std"),
+        "std round\nto round": _unrest_cell("jitter"),
+    }
+    shown_above = {head for head in course if "loss" in head}  # in the tables of what is ranked by loss
+    rows = _rows_by_ranking(found)
+    out = []
+    for ranking, some in rows.items():
+        of = "" if list(rows) == [Ranking()] else f" of {ranking.metric}"
+        unit = "percentage points" if ranking.by_accuracy else "its unit"
+        own = {} if ranking.by_accuracy else {"loss": _value_cell("final_loss"), "best\nloss": _value_cell("best_loss")}
+        kept = {head: cell for head, cell in course.items() if ranking.metric != "loss" or head not in shown_above}
+        cells = kept | {head: cell for head, cell in own.items() if head in kept}
+        title = f"Convergence and stability{of}; std in {unit} (change vs {base})"
+        out.append(_build_table(title, cells, found, some))
+    return out
 
 
 def _ranked_tables(found: Comparison, where: str, against: str, interval: str) -> list[TextTable]:
@@ -212,7 +237,8 @@ def _unrest_cell(name: str) -> _CellText:
         value, more = row.stats[name].mean, row.ratios[f"{name}_change"]
         if value != value:
             return "-"
-        return f"{100 * value:.2f}" + (f" ({round(100 * more):+d}%)" if more == more else "")
+        said = f"{100 * value:.2f}" if row.ranking.by_accuracy else f"{value:.2g}"
+        return said + (f" ({round(100 * more):+d}%)" if more == more else "")
 
     return cell
 
@@ -301,14 +327,19 @@ def comparison_markdown(found: Comparison) -> str:
 
 
 def comparison_csv(found: Comparison) -> str:
-    """One row for each method, four decimals; what was not measured is empty."""
+    """One row for each method, four decimals; what was not measured is empty.
+
+    Of a metric in a unit of its own, six significant digits.
+    """
     out = io.StringIO()
     lines = [flat_row(row) for row in found.rows]
     if any(not row.ranking.by_accuracy for row in found.rows):
         lines = [line | {"ranked_by": row.ranking.metric} for line, row in zip(lines, found.rows, strict=True)]
     writer = csv.DictWriter(out, list(dict.fromkeys(key for line in lines for key in line)), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: _four_decimals(v) for k, v in line.items()} for line in lines)
+    for line, row in zip(lines, found.rows, strict=True):
+        fine = () if row.ranking.by_accuracy else ("loss", "seed_std", "jitter", row.ranking.metric)
+        writer.writerow({k: _csv_cell(v, any(word in k for word in fine)) for k, v in line.items()})
     return out.getvalue()
 
 
@@ -322,8 +353,10 @@ def flat_row(row: ComparisonRow) -> dict[str, Any]:
     return out
 
 
-def _four_decimals(value: Any) -> Any:
-    return value if not isinstance(value, float) else f"{value:.4f}" if value == value else ""
+def _csv_cell(value: Any, significant: bool) -> Any:
+    if not isinstance(value, float):
+        return value
+    return "" if value != value else f"{value:.6g}" if significant else f"{value:.4f}"
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:

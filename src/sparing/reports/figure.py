@@ -1,12 +1,14 @@
 """What a figure is: data and words. Who draws it decides what it looks like."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from sparing.reports.comparison_tables import TextTable
 
 _MOST_POINTS = 200  # points of a line that are drawn
+_DECADES = 20.0  # from the least value to the largest, beyond which lines are drawn on a log scale
 _FEW = 6  # series: points with names beside them, and bands of full strength
 
 
@@ -44,6 +46,8 @@ class Plot(NamedTuple):
     scale: tuple[float, float] | None = None  # of a heat map's colours: its own values', if not given
     signed: bool = False  # two colours, one below 0 and one above
     fresh: bool = False  # begins a row of plots
+    low_is_worst: bool = True  # of strips: which end is marked
+    log_y: bool = False  # of lines
 
 
 class Figure(NamedTuple):
@@ -82,6 +86,16 @@ def thinned_places(count: int) -> list[int]:
     return sorted({round(i * (count - 1) / (_MOST_POINTS - 1)) for i in range(_MOST_POINTS)})
 
 
+def spans_decades(series: Sequence[Series]) -> bool:
+    """Whether lines fall or rise so far that only a log scale shows where they end.
+
+    >>> [spans_decades([Series("a", y)]) for y in ([2.0, 0.01], [2.0, 1.0], [2.0, 0.0])]
+    [True, False, False]
+    """
+    values = [y for one in series for y in one.y]
+    return bool(values) and min(values) > 0 and max(values) > _DECADES * min(values)
+
+
 def axis_ticks(low: float, high: float, most: int = 6, whole: bool = False) -> list[float]:
     """Round numbers from low to high; whole ones where only those make sense.
 
@@ -113,12 +127,24 @@ def log_ticks(low: float, high: float) -> list[float]:
 def short_number(x: float) -> str:
     """A number as a reader wants it.
 
-    >>> [short_number(x) for x in (1234567, 0.25, 3.14159, float("nan"), 1.2e-5)]
-    ['1,234,567', '0.25', '3.142', '-', '1.2e-05']
+    >>> [short_number(x) for x in (1234567, -0.25, 3.14159, float("nan"), 1.2e-5)]
+    ['1,234,567', '−0.25', '3.142', '-', '1.2e−05']
     """
     if x != x:
         return "-"
-    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+    return with_minus(f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}")
+
+
+_HYPHEN_OF_NUMBER = re.compile(r"(?:(?<![^\s(\[])|(?<=\de))-(?=\.?\d)")
+
+
+def with_minus(text: str) -> str:
+    """Numbers in a text with a minus sign where they have a hyphen; words keep theirs.
+
+    >>> with_minus("-1.20 [-2.5e-05, +0.1] (-3%)"), with_minus("lg-fedavg-2 -")
+    ('−1.20 [−2.5e−05, +0.1] (−3%)', 'lg-fedavg-2 -')
+    """
+    return _HYPHEN_OF_NUMBER.sub("−", text)
 
 
 def counted_word(count: int, word: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -40,7 +41,6 @@ _SIGNED_COLORMAP = LinearSegmentedColormap.from_list(
     "signed", ["#7d3200", "#d99058", "#f4f4f4", "#69a2cd", "#0c3f74"]
 ).with_extremes(bad="white")
 _HANDLE_LENGTH = 3.6  # of a line in a legend: room for its dashes
-FIGURE_FORMATS = ("png", "svg", "pdf")
 _MATPLOTLIB_STYLE = {"svg.hashsalt": "sparing", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
 
 
@@ -122,13 +122,18 @@ def _draw_lines(ax: Axes, plot: Plot) -> None:
         ax.plot(one.x, one.y, linestyle=dash, linewidth=1.6, label=one.name, **_series_colour(one))
         if one.spread:
             y, s = np.array(one.y), np.array(one.spread)
+            low = np.maximum(y - s, y / 1e3) if plot.log_y else y - s
             ax.fill_between(
-                one.x, y - s, y + s, alpha=0.06 if has_many(plot) else 0.13, linewidth=0, **_series_colour(one)
+                one.x, low, y + s, alpha=0.06 if has_many(plot) else 0.13, linewidth=0, **_series_colour(one)
             )
     if plot.log:
         _scale_in_decades(ax)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(6, integer=plot.x == "round"))
+    if plot.log_y:
+        ax.set_yscale("log")
+        ax.set_ylim(bottom=min(y for one in plot.series for y in one.y) / 1.15)
+        _tick_decades(ax.yaxis, *ax.get_ylim())
     ax.grid(axis="y", color="#e4e8ec", linewidth=0.6)
     ax.set_axisbelow(True)
 
@@ -168,13 +173,16 @@ def _draw_legend(ax: Axes, plot: Plot, wide: float) -> None:
 
 def _scale_in_decades(ax: Axes) -> None:
     ax.set_xscale("log")
-    low, high = ax.get_xlim()
+    _tick_decades(ax.xaxis, *ax.get_xlim())
+
+
+def _tick_decades(axis: Axis, low: float, high: float) -> None:
     decades = np.log10(high / low)
-    ax.xaxis.set_major_locator(
+    axis.set_major_locator(
         LogLocator(10, subs=(1, 2, 3, 4, 6, 8) if decades < 1 else (1, 2, 5) if decades < 2.5 else (1,))
     )
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_bars(ax: Axes, plot: Plot) -> None:

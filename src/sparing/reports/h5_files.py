@@ -80,6 +80,8 @@ def _curve_matrix(tables: Sequence[_RoundTable], column: str) -> np.ndarray:
         seen = " and ".join(map(str, lengths)) or "no"
         raise ConfigError(f"an H5 file needs runs of equally many rounds, seen {seen}; finish them, or give others")
     if column == "accuracy":
+        if all(math.isnan(r.accuracy) for table in tables for r in table):
+            raise ConfigError("an H5 file holds accuracies, and these runs have none; write their tables with --csv")
         missing = next((r.round for table in tables for r in table if math.isnan(r.accuracy)), None)
         if missing is not None:
             raise ConfigError(

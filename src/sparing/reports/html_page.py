@@ -10,10 +10,10 @@ from markupsafe import Markup
 
 import sparing
 from sparing.reports import inside_figures, method_figures, snapshot_figures
-from sparing.reports.arrangement import groups_by_task
+from sparing.reports.arrangement import groups_by_task, ranking_of_task
 from sparing.reports.comparison import Comparison
 from sparing.reports.comparison_tables import TextTable, mark_legend, tables_of_comparison
-from sparing.reports.figure import Figure, Plot, Series, counted_word, has_legend, one_legend
+from sparing.reports.figure import Figure, Plot, Series, counted_word, has_legend, one_legend, with_minus
 from sparing.reports.headline import headlines
 from sparing.reports.report_runs import missing_file_notes, read_groups
 from sparing.reports.run_folders import RunGroup, differing_keys
@@ -21,11 +21,11 @@ from sparing.reports.run_folders import setting_text as worded
 from sparing.reports.svg import draw_svg, mark_shape, tint_classes
 
 _FIGURES = (
-    ("Accuracy against bytes", method_figures.pareto_figure),
-    ("By megabytes", method_figures.accuracy_by_bytes),
-    ("Accuracy by round", method_figures.accuracy_by_round),
-    ("By time", method_figures.accuracy_by_clock),
-    ("Clients", method_figures.accuracy_by_client),
+    ("{metric} against bytes", method_figures.pareto_figure),
+    ("By megabytes", method_figures.result_by_bytes),
+    ("{metric} by round", method_figures.result_by_round),
+    ("By time", method_figures.result_by_clock),
+    ("Clients", method_figures.result_by_client),
     ("Stability", method_figures.stability_figure),
     ("Bytes", method_figures.bytes_figure),
     ("Masks", inside_figures.coverage_figure),
@@ -49,7 +49,9 @@ def report_figures(groups: Sequence[RunGroup]) -> list[tuple[str, Figure]]:
         seen = read_groups([group._replace(label=group.method or group.label) for group in some])
         tasks[task] = [one._replace(tint=methods.index(one.label)) for one in seen]
     made = [(word, _figure_of_tasks({task: make(seen) for task, seen in tasks.items()})) for word, make in _FIGURES]
-    return [(word, figure) for word, figure in made if figure is not None]
+    titles = {seen[0].ranking.title for seen in tasks.values()}
+    metric = titles.pop() if len(titles) == 1 else "Results"
+    return [(word.format(metric=metric), figure) for word, figure in made if figure is not None]
 
 
 def _figure_of_tasks(made: dict[str, Figure | None]) -> Figure | None:
@@ -73,25 +75,23 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
     css, js, text = ((here / name).read_text(encoding="utf-8") for name in ("page.css", "page.js", "page.html"))
     runs = [run for group in groups for run in group.runs]
     figures = [_figure_context(word, figure) for word, figure in made]
-    return (
-        Environment(autoescape=True)
-        .from_string(text)
-        .render(
-            title=_report_title(groups),
-            about=_report_subtitle(groups),
-            caution=_validation_caution(groups),
-            css=Markup(css),
-            js=Markup(js),
-            answers=headlines(found),
-            sheets=tables_of_comparison(found),
-            marks=mark_legend(found),
-            notes=[*found.notes, *missing_file_notes(runs)],
-            opening=figures[:1],
-            figures=figures[1:],
-            settings=_settings_table(groups),
-            version=sparing.__version__,
-            runs=counted_word(len(runs), "run folder"),
-        )
+    page = Environment(autoescape=True)
+    page.filters["with_minus"] = with_minus
+    return page.from_string(text).render(
+        title=_report_title(groups),
+        about=_report_subtitle(groups),
+        caution=_validation_caution(groups),
+        css=Markup(css),
+        js=Markup(js),
+        answers=headlines(found),
+        sheets=tables_of_comparison(found),
+        marks=mark_legend(found),
+        notes=[*found.notes, *missing_file_notes(runs)],
+        opening=figures[:1],
+        figures=figures[1:],
+        settings=_settings_table(groups),
+        version=sparing.__version__,
+        runs=counted_word(len(runs), "run folder"),
     )
 
 
@@ -128,7 +128,9 @@ def _validation_caution(groups: Sequence[RunGroup]) -> str:
     if not aside:
         return ""
     whose = "" if len(aside) == len(groups) else f" of {', '.join(aside)}"
-    return f"Accuracies and losses{whose} are on validation samples, which settings may have been chosen by."
+    by_accuracy = all(ranking_of_task(some).by_accuracy for some in groups_by_task(groups).values())
+    what = "Accuracies and losses" if by_accuracy else "Results"
+    return f"{what}{whose} are on validation samples, which settings may have been chosen by."
 
 
 def _settings_table(groups: Sequence[RunGroup]) -> TextTable:

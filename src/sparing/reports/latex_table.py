@@ -25,8 +25,7 @@ def comparison_latex(found: Comparison) -> str:
         "Download (MB)": [short_megabytes(row.stats["down_mb"].mean) for row in found.rows],
         "Upload compression": [_compression_cell(row) for row in found.rows],
     }
-    if found.target is not None:
-        columns[rf"Rounds to {100 * found.target:g}\,\%"] = [_rounds_cell(row) for row in found.rows]
+    columns |= _target_columns(found)
     columns = {head: cells for head, cells in columns.items() if set(cells) != {"--"}}
     wide = 1 + len(columns)
     lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{_caption(found)}}}", rf"\label{{{_label(found)}}}"]
@@ -40,6 +39,17 @@ def comparison_latex(found: Comparison) -> str:
         lines.append(" & ".join([_escape_latex(row.method), *(cells[i] for cells in columns.values())]) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}", r"\end{table}"]
     return "\n".join(["% needs \\usepackage{booktabs}", *lines, *(f"% {note}" for note in found.notes)]) + "\n"
+
+
+def _target_columns(found: Comparison) -> dict[str, list[str]]:
+    """Rounds to the target, by each metric that tasks are ranked by."""
+    if found.target is None:
+        return {}
+    columns = {}
+    for ranking in dict.fromkeys(row.ranking for row in found.rows):
+        to = rf"{100 * found.target:g}\,\%" if ranking.by_accuracy else _escape_latex(ranking.target_text(found.target))
+        columns[f"Rounds to {to}"] = [_rounds_cell(row) if row.ranking == ranking else "--" for row in found.rows]
+    return columns
 
 
 def _caption(found: Comparison) -> str:

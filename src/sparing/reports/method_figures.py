@@ -1,38 +1,40 @@
-"""Figures that compare methods: accuracy, what it cost, whom it reached, how steady it was."""
+"""Figures that compare methods: the metric by which their task is ranked, mostly accuracy; what it cost, whom it
+reached, how steady it was."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparing.reports.comparison import BaselineGap, accuracy_jitter, accuracy_lead
+from sparing.reports.comparison import BaselineGap, accuracy_lead, advantage, jitter_of_rounds
 from sparing.reports.comparison_tables import TextTable
-from sparing.reports.figure import Figure, Plot, Series, short_number, thinned_places
+from sparing.reports.figure import Figure, Plot, Series, short_number, spans_decades, thinned_places
+from sparing.reports.ranking import Ranking, short_value
 from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
 from sparing.reports.run_folders import RunGroup
 from sparing.runs.files.ledger import BYTE_KINDS
 from sparing.runs.results import latest_value
 
-_ACCURACIES = {"accuracy": "global model", "personal_accuracy": "personalized models, mean over clients"}
+_WHOSE = ("global model", "personalized models, mean over clients")
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _BAND_NOTE = "A band is one standard deviation over seeds, each way."
 _SENT_AXIS = "MB sent, up and down (log scale)"
 _BEYOND_NOISE = "by more than noise (95 % interval of the difference over seeds)"
 
 
-def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
-    plots, tables, said = [], [], ""
-    for column, whose in _ACCURACIES.items():
-        found = mean_lines(groups, column, 100)
+def result_by_round(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables, said, ranking = [], [], "", groups[0].ranking
+    for column, whose in zip(ranking.columns, _WHOSE, strict=True):
+        found = mean_lines(groups, column, ranking.scale)
         if found:
             said = said or _leader_sentence(groups, column)
-            plots.append(Plot("lines", "round", "accuracy (%)", whose, found))
-            tables.append(rounds_table(f"Accuracy (%), {whose}", found))
+            plots.append(_lines_plot("round", whose, found, ranking))
+            tables.append(rounds_table(f"{_table_title(ranking)}, {whose}", found))
     if not plots:
         return None
     return Figure(
-        "accuracy-by-round",
-        f"Accuracy by round: {said}",
-        f"Higher is better, and further left is sooner. {_BAND_NOTE}"
+        f"{ranking.metric}-by-round",
+        f"{ranking.title} by round: {said}",
+        f"{ranking.direction.capitalize()}, and further left is sooner. {_BAND_NOTE}"
         + (
             f" A best method is named only if it leads every other one {_BEYOND_NOISE}."
             if len(plots[0].series) > 1
@@ -43,73 +45,86 @@ def accuracy_by_round(groups: Sequence[GroupContents]) -> Figure | None:
     )
 
 
-def accuracy_by_bytes(groups: Sequence[GroupContents]) -> Figure | None:
-    plots, tables = [], []
-    for column, whose in _ACCURACIES.items():
+def _lines_plot(x: str, whose: str, found: list[Series], ranking: Ranking, log: bool = False) -> Plot:
+    """An error that falls by orders of magnitude is drawn on a log scale."""
+    log_y = not ranking.higher_is_better and spans_decades(found)
+    y = ranking.axis.replace(")", ", log scale)") if log_y else ranking.axis
+    return Plot("lines", x, y, whose, found, log, log_y=log_y)
+
+
+def _table_title(ranking: Ranking) -> str:
+    return "Accuracy (%)" if ranking.by_accuracy else ranking.metric
+
+
+def result_by_bytes(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables, ranking = [], [], groups[0].ranking
+    for column, whose in zip(ranking.columns, _WHOSE, strict=True):
         found = [one._replace(x=_sent_until(group, one.x)) for group, one in _groups_with_lines(groups, column)]
         if found:
-            plots.append(Plot("lines", _SENT_AXIS, "accuracy (%)", whose, found, True))
+            plots.append(_lines_plot(_SENT_AXIS, whose, found, ranking, log=True))
             rows = [
                 [one.name, f"{x:.4g}", said]
                 for one in found
                 for x, said in zip(one.x, _mean_std_texts(one), strict=True)
             ]
-            tables.append(TextTable(f"Accuracy (%), {whose}", ["method", "MB", "accuracy"], rows))
+            tables.append(TextTable(f"{_table_title(ranking)}, {whose}", ["method", "MB", ranking.metric], rows))
     if not plots:
         return None
     return Figure(
-        "accuracy-by-megabytes",
-        "Accuracy by megabytes sent",
-        f"A line further left reaches the same accuracy with fewer bytes. {_BAND_NOTE}",
+        f"{ranking.metric}-by-megabytes",
+        f"{ranking.title} by megabytes sent",
+        f"A line further left reaches the same {ranking.metric} with fewer bytes. {_BAND_NOTE}",
         plots,
         tables,
     )
 
 
-def accuracy_by_clock(groups: Sequence[GroupContents]) -> Figure | None:
+def result_by_clock(groups: Sequence[GroupContents]) -> Figure | None:
+    ranking = groups[0].ranking
     timed = [group for group in groups if values_over_seeds(group, "clock")[0]]
-    found = [one._replace(x=_clock_at(group, one.x)) for group, one in _groups_with_lines(timed, "accuracy")]
+    found = [one._replace(x=_clock_at(group, one.x)) for group, one in _groups_with_lines(timed, ranking.metric)]
     if not found:
         return None
     rows = [[one.name, f"{x:.4g}", said] for one in found for x, said in zip(one.x, _mean_std_texts(one), strict=True)]
     return Figure(
-        "accuracy-by-time",
-        "Accuracy by simulated time",
+        f"{ranking.metric}-by-time",
+        f"{ranking.title} by simulated time",
         f"Seconds on the simulated devices and links, not on the machine that simulated them. {_BAND_NOTE}",
-        [Plot("lines", "simulated seconds", "accuracy (%)", series=found)],
-        [TextTable("Accuracy (%) by time", ["method", "seconds", "accuracy"], rows)],
+        [_lines_plot("simulated seconds", "", found, ranking)],
+        [TextTable(f"{_table_title(ranking)} by time", ["method", "seconds", ranking.metric], rows)],
     )
 
 
 def pareto_figure(groups: Sequence[GroupContents]) -> Figure | None:
-    plots, tables = [], []
-    for column, whose in _ACCURACIES.items():
+    plots, tables, ranking = [], [], groups[0].ranking
+    for column, whose in zip(ranking.columns, _WHOSE, strict=True):
         pairs = [(group, _last_point(group, one)) for group, one in _groups_with_lines(groups, column)]
         if len(pairs) < 2:
             continue
-        beaten = [[other for other, two in pairs if _dominates(two, one)] for _, one in pairs]
-        clearly = [any(_is_clearly_better(_paired_gap(other, group, column)) for other in others)
+        beaten = [[other for other, two in pairs if _dominates(two, one, ranking)] for _, one in pairs]
+        clearly = [any(_is_clearly_better(_paired_lead(other, group, column)) for other in others)
                    for (group, _), others in zip(pairs, beaten, strict=True)]  # fmt: skip
         stars = [_has_star(group, one, pairs, column) for group, one in pairs]
         ends = [one._replace(hollow=hollow) for (_, one), hollow in zip(pairs, clearly, strict=True)]
         front = sorted((one.x[0], one.y[0]) for one, others in zip(ends, beaten, strict=True) if not others)
         places = ["beaten" if one.hollow else "within noise" if others else "yes *" if star else "yes, by the mean"
                   for one, others, star in zip(ends, beaten, stars, strict=True)]  # fmt: skip
-        plots.append(Plot("points", _SENT_AXIS, "accuracy (%)", whose, ends, True, front=front))
+        plots.append(Plot("points", _SENT_AXIS, ranking.axis, whose, ends, True, front=front))
         rows = [
             [one.name, f"{one.x[0]:.4g}", _mean_std_texts(one)[0], word] for one, word in zip(ends, places, strict=True)
         ]
         tables.append(
-            TextTable(f"After the last round, {whose}", ["method", "MB", "accuracy (%)", "Pareto front"], rows)
+            TextTable(f"After the last round, {whose}", ["method", "MB", ranking.column_head, "Pareto front"], rows)
         )
     if not plots:
         return None
     alone = all(len(group.seen) == 1 for group in groups)
+    way, better = "Up" if ranking.higher_is_better else "Down", "more accurate" if ranking.by_accuracy else "better"
     return Figure(
         "pareto-front",
-        "Accuracy against bytes sent",
-        "Up and to the left is better; whiskers are one standard deviation over seeds. The dashed line is the Pareto "
-        "front of the means. A hollow point is beaten: another method sends no more and is more accurate "
+        f"{ranking.title} against bytes sent",
+        f"{way} and to the left is better; whiskers are one standard deviation over seeds. The dashed line is the "
+        f"Pareto front of the means. A hollow point is beaten: another method sends no more and is {better} "
         f"{_BEYOND_NOISE}." + (" With one seed, a lead cannot be told from noise." if alone else ""),
         plots,
         tables,
@@ -117,14 +132,14 @@ def pareto_figure(groups: Sequence[GroupContents]) -> Figure | None:
 
 
 def _has_star(group: GroupContents, one: Series, pairs: Sequence[tuple[GroupContents, Series]], column: str) -> bool:
-    """Whether it is more accurate, by more than noise, than another and than all that send no more."""
-    others = [(two.x[0], _paired_gap(group, other, column).low > 0) for other, two in pairs if other is not group]
+    """Whether it is better, by more than noise, than another and than all that send no more."""
+    others = [(two.x[0], _paired_lead(group, other, column).low > 0) for other, two in pairs if other is not group]
     return any(beaten for _, beaten in others) and all(beaten for sent, beaten in others if sent <= one.x[0])
 
 
-def _dominates(one: Series, other: Series) -> bool:
-    no_worse = one.x[0] <= other.x[0] and one.y[0] >= other.y[0]
-    return no_worse and (one.x[0] < other.x[0] or one.y[0] > other.y[0])
+def _dominates(one: Series, other: Series, ranking: Ranking = Ranking()) -> bool:
+    more = ranking.sign * (one.y[0] - other.y[0])
+    return one.x[0] <= other.x[0] and more >= 0 and (one.x[0] < other.x[0] or more > 0)
 
 
 def _last_point(group: GroupContents, one: Series) -> Series:
@@ -133,71 +148,74 @@ def _last_point(group: GroupContents, one: Series) -> Series:
 
 
 def _is_clearly_better(more: BaselineGap) -> bool:
-    """More accurate beyond chance, or just the same in every seed; of one seed nobody knows."""
+    """Better beyond chance, or just the same in every seed; of one seed nobody knows."""
     return more.low > 0 or more.low == more.high == 0
 
 
-def _paired_gap(one: GroupContents, other: GroupContents, column: str) -> BaselineGap:
-    """How much more accurate one ends, paired by seed where they share seeds."""
+def _paired_lead(one: GroupContents, other: GroupContents, column: str) -> BaselineGap:
+    """How much better one ends, paired by seed where they share seeds."""
 
     def ends(group: GroupContents) -> tuple[RunGroup, list[dict]]:
         runs = [seen.run for seen in group.seen]
         return RunGroup(group.label, runs), [{column: latest_value(run.table, column)} for run in runs]
 
-    return accuracy_lead(*ends(one), *ends(other), column)
+    return advantage(accuracy_lead(*ends(one), *ends(other), column), one.ranking)
 
 
-def accuracy_by_client(groups: Sequence[GroupContents]) -> Figure | None:
-    plots, tables = [], []
+def result_by_client(groups: Sequence[GroupContents]) -> Figure | None:
+    plots, tables, ranking = [], [], groups[0].ranking
     held = {group.seen[0].run.settings.get("evaluate.set", "test") for group in groups}
-    x = f"accuracy on the client's own {' or '.join(sorted(held))} samples (%)"
+    unit = " (%)" if ranking.by_accuracy else f" ({ranking.direction})"
+    x = f"{ranking.metric} on the client's own {' or '.join(sorted(held))} samples{unit}"
+    tail = "10th" if ranking.higher_is_better else "90th"
     for who, whose in (("before", "personalized model"), ("global", "global model")):
-        found = [Series(group.label, _pooled_accuracies(group, who), tint=group.tint) for group in groups]
+        found = [Series(group.label, _pooled_values(group, who), tint=group.tint) for group in groups]
         found = [one for one in found if one.y]
         if not found:
             continue
-        plots.append(Plot("strips", x, title=whose, series=found))
-        rows = [[one.name, str(len(one.y)), *(f"{q:.2f}" for q in np.quantile(one.y, _QUANTILES))] for one in found]
+        plots.append(Plot("strips", x, title=whose, series=found, low_is_worst=ranking.higher_is_better))
+        written = "{:.2f}" if ranking.by_accuracy else "{:.4g}"
+        rows = [
+            [one.name, str(len(one.y)), *(written.format(q) for q in np.quantile(one.y, _QUANTILES))] for one in found
+        ]
         head = ["method", "clients", *(f"{100 * q:.0f} %" for q in _QUANTILES)]
-        tables.append(TextTable(f"Quantiles of accuracy (%), {whose}", head, rows))
+        tables.append(TextTable(f"Quantiles of {ranking.column_head}, {whose}", head, rows))
     if not plots:
         return None
     return Figure(
         "clients",
-        "How accuracy varies between clients after the last round",
+        f"How {ranking.metric} varies between clients after the last round",
         "Each dot is a client (all seeds together). The box spans the middle half, the thick stroke is the median, and "
-        "the small tick is the 10th percentile.",
+        f"the small tick is the {tail} percentile.",
         plots,
         tables,
     )
 
 
-def _pooled_accuracies(group: GroupContents, who: str) -> list[float]:
-    return [100 * a for one in group.seen for a in one.marks.get(who, [])]
+def _pooled_values(group: GroupContents, who: str) -> list[float]:
+    return [group.ranking.scale * a for one in group.seen for a in one.marks.get(who, [])]
 
 
 def stability_figure(groups: Sequence[GroupContents]) -> Figure | None:
-    plots, tables = [], []
-    seeded = [(group, one) for group, one in _groups_with_lines(groups, "accuracy") if one.spread]
+    plots, tables, ranking = [], [], groups[0].ranking
+    seeded = [(group, one) for group, one in _groups_with_lines(groups, ranking.metric) if one.spread]
     if seeded:
         found = [one._replace(y=one.spread or [], spread=None) for _, one in seeded]
-        plots.append(Plot("lines", "round", "accuracy (percentage points)", "standard deviation over seeds", found))
+        plots.append(Plot("lines", "round", ranking.change_axis, "standard deviation over seeds", found))
         tables.append(rounds_table("Standard deviation over seeds", found))
     steps, uneven = [], []
     for group in groups:
-        rounds, values = values_over_seeds(group, "accuracy")
+        rounds, values = values_over_seeds(group, ranking.metric)
         if len(rounds) > 2:
-            steps.append(_mean_line(group, rounds[1:], 100 * np.diff(values, axis=1)))
-            uneven.append(
-                [group.label, f"{100 * np.mean([accuracy_jitter(one.run.table, 0) for one in group.seen]):.4f}"]
-            )
+            steps.append(_mean_line(group, rounds[1:], ranking.scale * np.diff(values, axis=1)))
+            jitter = np.mean([jitter_of_rounds(one.run.table, 0, ranking.metric) for one in group.seen])
+            uneven.append([group.label, f"{100 * jitter:.4f}" if ranking.by_accuracy else f"{jitter:.4g}"])
     if steps:
         bare = [one._replace(spread=None) for one in steps]
-        plots.append(Plot("lines", "round", "accuracy (percentage points)", "change since the last evaluation", bare))
+        plots.append(Plot("lines", "round", ranking.change_axis, "change since the last evaluation", bare))
         tables.append(rounds_table("Change since the last evaluation", steps))
-        tables.append(
-            TextTable("Standard deviation of these changes, mean over seeds", ["method", "percentage points"], uneven)
-        )
+        head = ["method", "percentage points" if ranking.by_accuracy else ranking.metric]
+        tables.append(TextTable("Standard deviation of these changes, mean over seeds", head, uneven))
     if not plots:
         return None
     return Figure(
@@ -246,7 +264,7 @@ def mean_lines(groups: Sequence[GroupContents], column: str, scale: float = 1.0)
 
 def _groups_with_lines(groups: Sequence[GroupContents], column: str) -> list[tuple[GroupContents, Series]]:
     have = [group for group in groups if values_over_seeds(group, column)[0]]
-    return list(zip(have, mean_lines(have, column, 100), strict=True))
+    return list(zip(have, mean_lines(have, column, groups[0].ranking.scale if groups else 1), strict=True))
 
 
 def _mean_line(group: GroupContents, rounds: list[int], values: np.ndarray) -> Series:
@@ -289,15 +307,23 @@ def rounds_table(title: str, found: Sequence[Series]) -> TextTable:
 
 def _leader_sentence(groups: Sequence[GroupContents], column: str) -> str:
     """The best method, if it leads by more than noise; else where those end that may be as good."""
-    ends = sorted(((one.y[-1], group) for group, one in _groups_with_lines(groups, column)), key=lambda end: -end[0])
-    high, top = ends[0]
+    ranking = groups[0].ranking
+    found = [(one.y[-1], group) for group, one in _groups_with_lines(groups, column)]
+    ends = sorted(found, key=lambda end: -ranking.sign * end[0])
+    best, top = ends[0]
+
+    def said(value: float) -> str:
+        return f"{value:.1f}" if ranking.by_accuracy else short_value(value)
+
+    unit = " %" if ranking.by_accuracy else ""
     if len(ends) == 1:
-        return f"{top.label} ends at {high:.1f} %"
-    lead = [(y, _paired_gap(top, group, column).low) for y, group in ends[1:]]
+        return f"{top.label} ends at {said(best)}{unit}"
+    lead = [(y, _paired_lead(top, group, column).low) for y, group in ends[1:]]
     close, unknown = [y for y, low in lead if low <= 0], [y for y, low in lead if low != low]
     if not close + unknown:
-        return f"{top.label} ends highest, at {high:.1f} %"
+        return f"{top.label} ends {ranking.extreme}, at {said(best)}{unit}"
     if not close:
-        return f"too few seeds to name a best method, they end at {ends[-1][0]:.1f} to {high:.1f} %"
-    many = f"{len(close) + 1} of {len(ends)} methods"
-    return f"no clear best, {many} are within noise of the highest, at {min(close):.1f} to {high:.1f} %"
+        low, high = sorted((ends[-1][0], best))
+        return f"too few seeds to name a best method, they end at {said(low)} to {said(high)}{unit}"
+    many, low, high = f"{len(close) + 1} of {len(ends)} methods", min(*close, best), max(*close, best)
+    return f"no clear best, {many} are within noise of the {ranking.extreme}, at {said(low)} to {said(high)}{unit}"

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sparing.runs.results import Record
-from sparing.train.named_metrics import METRICS
+from sparing.runs.results import Record, Target
+from sparing.train.metric_names import HIGHER_IS_BETTER, metric_column
 
 _ACCURACY = "accuracy"
 
@@ -35,12 +35,50 @@ class Ranking(NamedTuple):
         return 1 if self.higher_is_better else -1
 
     @property
+    def title(self) -> str:
+        """At the beginning of a title."""
+        return "Accuracy" if self.by_accuracy else self.metric
+
+    @property
     def axis(self) -> str:
+        """Beside the axis of a figure."""
+        return "accuracy (%)" if self.by_accuracy else f"{self.metric} ({self.direction})"
+
+    @property
+    def change_axis(self) -> str:
+        """The same where a difference is shown, or a deviation."""
+        return "accuracy (percentage points)" if self.by_accuracy else self.metric
+
+    @property
+    def column_head(self) -> str:
         return "accuracy (%)" if self.by_accuracy else self.metric
 
     @property
     def scale(self) -> int:
+        """By which values are multiplied to be shown."""
         return 100 if self.by_accuracy else 1
+
+    @property
+    def extreme(self) -> str:
+        """What the best value is among others."""
+        return "highest" if self.higher_is_better else "lowest"
+
+    def shown(self, value: float, digits: int = 1) -> str:
+        """
+        >>> Ranking().shown(0.5), Ranking("mse", False).shown(0.123456)
+        ('50.0 %', '0.1235')
+        """
+        return f"{100 * value:.{digits}f} %" if self.by_accuracy else short_value(value)
+
+    def target(self, value: float) -> Target:
+        return Target(value, self.metric, self.higher_is_better)
+
+    def target_text(self, value: float) -> str:
+        """
+        >>> Ranking().target_text(0.9), Ranking("mse", False).target_text(0.25)
+        ('90 % accuracy', 'mse 0.25')
+        """
+        return f"{100 * value:g} % accuracy" if self.by_accuracy else f"{self.metric} {value:g}"
 
     @property
     def direction(self) -> str:
@@ -52,10 +90,8 @@ def ranking_of_run(summary: Mapping[str, Any], asked: Sequence[str], table: Sequ
     if summary:
         return Ranking(str(summary.get("ranked_by", _ACCURACY)), summary.get("higher_is_better", True) is not False)
     if asked:
-        name = asked[0].rpartition(":")[2].lower().replace("-", "_").replace("top_", "top")
-        return (
-            Ranking(name, METRICS[name].higher_is_better) if name in METRICS else Ranking(asked[0].rpartition(":")[2])
-        )
+        name = metric_column(asked[0])
+        return Ranking(name, HIGHER_IS_BETTER.get(name, True))
     if any(math.isfinite(r.loss) for r in table) and all(math.isnan(r.accuracy) for r in table):
         return Ranking("loss", False)
     return Ranking()

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparing.core.errors import ConfigError
+from sparing.reports.arrangement import ranking_of_task
+from sparing.reports.ranking import Ranking
 from sparing.reports.run_folders import RunGroup, StoredRun, read_whole_lines
 from sparing.runs.files.ledger import BYTE_KINDS
 from sparing.runs.files.run_folder import CLIENTS_FILE, LEDGER_FILE, PICTURES_FILE
@@ -21,7 +23,7 @@ class RunContents(NamedTuple):
     run: StoredRun
     pictures: list[Snapshot]
     sent: dict[str, list[int]]  # direction -> bytes by kind, all rounds together
-    marks: dict[str, list[float]]  # kind of model -> accuracy of each client at the last evaluation
+    marks: dict[str, list[float]]  # kind of model -> value of each client at the last evaluation
 
 
 class GroupContents(NamedTuple):
@@ -30,19 +32,25 @@ class GroupContents(NamedTuple):
     label: str
     seen: list[RunContents]
     tint: int
+    ranking: Ranking = Ranking()  # its task's
 
 
 def read_groups(groups: list[RunGroup]) -> list[GroupContents]:
-    return [GroupContents(group.label, [_read_run(run) for run in group.runs], i) for i, group in enumerate(groups)]
+    """The groups of one task, its baseline first."""
+    ranking = ranking_of_task(groups)
+    return [
+        GroupContents(group.label, [_read_run(run, ranking) for run in group.runs], i, ranking)
+        for i, group in enumerate(groups)
+    ]
 
 
-def _read_run(run: StoredRun) -> RunContents:
+def _read_run(run: StoredRun, ranking: Ranking) -> RunContents:
     last = len(run.table)
     return RunContents(
         run,
         _read_snapshots(run.folder, last),
         _read_sent_bytes(run.folder, last),
-        _read_client_accuracies(run.folder, last),
+        _read_client_values(run.folder, last, ranking.metric),
     )
 
 
@@ -87,14 +95,19 @@ def _read_sent_bytes(folder: Path, last: int) -> dict[str, list[int]]:
     return total
 
 
-def _read_client_accuracies(folder: Path, last: int) -> dict[str, list[float]]:
+def _read_client_values(folder: Path, last: int, metric: str) -> dict[str, list[float]]:
     found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for i, line in enumerate(_file_lines(folder / CLIENTS_FILE)[1:], 1):
+    head, *lines = _file_lines(folder / CLIENTS_FILE) or [""]
+    if metric not in head.split(","):
+        return {}
+    place = head.split(",").index(metric)
+    for i, line in enumerate(lines, 1):
         try:
-            t, _, who, _, accuracy, *_ = line.split(",")
-            if int(t) <= last and accuracy:
-                found[who][int(t)].append(float(accuracy))
-        except ValueError:
+            cells = line.split(",")
+            t, _, who, value = *cells[:3], cells[place]
+            if int(t) <= last and value:
+                found[who][int(t)].append(float(value))
+        except (ValueError, IndexError):
             raise _damaged_line(folder / CLIENTS_FILE, i) from None
     return {who: rounds[max(rounds)] for who, rounds in found.items()}
 

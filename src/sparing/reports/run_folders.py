@@ -24,7 +24,7 @@ from sparing.runs.files.run_folder import (
     read_config,
     refuse_altered_files,
 )
-from sparing.runs.own_code import CODE_FOLDER
+from sparing.runs.own_code import CODE_FOLDER, edited_since
 from sparing.runs.results import Record, read_metric_rows, read_round_row
 from sparing.runs.study import OWN_TASK, Study, study_from
 from sparing.tasks.code import copy_name, is_code
@@ -158,6 +158,8 @@ def holds_study(study: Study, folder: Path, fix: str = "choose another folder") 
     there = study_from(read_config(folder), str(folder / CONFIG_FILE))
     if there.seed != study.seed or flat_settings(there.model_dump()) != flat_settings(study.model_dump()):
         raise ConfigError(f"{folder} holds a run of another study; {fix}")
+    if edited := edited_since(study, folder):
+        raise ConfigError(f"{folder} holds a run with another {edited}, which was edited since; {fix}")
     return True
 
 
@@ -288,8 +290,8 @@ def _same_name_notes(groups: Sequence[RunGroup]) -> list[str]:
         if known := group.runs[0].settings.get("task.fingerprint"):
             kinds.setdefault(group.runs[0].data, set()).add(known)
     return [
-        f"{len(found)} different tasks are called {name!r}: they differ in data, model or loss, and are not averaged"
-        "; give each a name of its own, Task(name=...), or its file"
+        f"{len(found)} different tasks are called {name!r}: they differ in data, model, loss or metric, and are not "
+        "averaged; give each a name of its own, Task(name=...), or its file"
         for name, found in kinds.items()
         if len(found) > 1
     ]

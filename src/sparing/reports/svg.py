@@ -42,11 +42,16 @@ class SvgFrame(NamedTuple):
     x: tuple[float, float]
     y: tuple[float, float]
     log: bool = False
+    log_y: bool = False
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         a, b = self.x
         share = math.log(x / a) / math.log(b / a) if self.log else (x - a) / (b - a)
-        high = (y - self.y[0]) / (self.y[1] - self.y[0])
+        low, top = self.y
+        if self.log_y:
+            high = math.log(min(max(y, low), top) / low) / math.log(top / low)
+        else:
+            high = (y - low) / (top - low)
         return self.left + share * (self.right - self.left), self.bottom - high * (self.bottom - self.top)
 
 
@@ -101,7 +106,7 @@ def _svg_axes(plot: Plot, frame: SvgFrame) -> list[str]:
             svg_rule(px, frame.bottom, px, frame.bottom + 4, "rule"),
             svg_text(px, frame.bottom + 18, short_number(x), "", "middle"),
         ]
-    for y in axis_ticks(*frame.y, 5):
+    for y in _y_ticks(frame):
         _, py = frame.at(frame.x[1], y)
         out += [
             svg_rule(frame.left, py, frame.right, py, "grid"),
@@ -114,6 +119,10 @@ def _svg_axes(plot: Plot, frame: SvgFrame) -> list[str]:
     return out
 
 
+def _y_ticks(frame: SvgFrame) -> list[float]:
+    return log_ticks(*frame.y) if frame.log_y else axis_ticks(*frame.y, 5)
+
+
 def _plot_frame(plot: Plot, right: float) -> SvgFrame:
     xs = [x for one in plot.series for x in one.x]
     ends = [y + k * s for one in plot.series for y, s in zip(one.y, one.spread or [0.0] * len(one.y), strict=True)
@@ -123,9 +132,10 @@ def _plot_frame(plot: Plot, right: float) -> SvgFrame:
         x = (low / 1.15, high * 1.15)
     else:
         x = (min(xs), max(xs)) if max(xs) > min(xs) else (min(xs) - 1, max(xs) + 1)
-    y = padded_range(ends)
-    left = 16 + LETTER_WIDTH * max(len(short_number(tick)) for tick in axis_ticks(*y, 5))
-    return SvgFrame(left, SVG_WIDTH - right, 30, _SVG_HEIGHT - 46, x, y, plot.log)
+    values = [y for one in plot.series for y in one.y]
+    y = (min(values) / 1.15, max(ends) * 1.15) if plot.log_y else padded_range(ends)
+    frame = SvgFrame(0, SVG_WIDTH - right, 30, _SVG_HEIGHT - 46, x, y, plot.log, plot.log_y)
+    return frame._replace(left=16 + LETTER_WIDTH * max(len(short_number(tick)) for tick in _y_ticks(frame)))
 
 
 def _svg_lines(plot: Plot) -> DrawnPlot:

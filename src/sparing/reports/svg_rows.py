@@ -75,14 +75,15 @@ def svg_strips(plot: Plot) -> DrawnPlot:
         shown = one.y[:: math.ceil(len(one.y) / _MOST_DOTS)]
         places = [(frame.at(v, 0)[0], y + 13 * (2 * (k * _GOLDEN_RATIO % 1) - 1)) for k, v in enumerate(shown)]
         body = "".join(f'<circle class="client" cx="{a:.1f}" cy="{b:.1f}" r="2.6"/>' for a, b in places)
-        worst, low, half, top = (frame.at(q, 0)[0] for q in np.quantile(one.y, (0.1, 0.25, 0.5, 0.75)))
+        tail = 0.1 if plot.low_is_worst else 0.9
+        worst, low, half, top = (frame.at(q, 0)[0] for q in np.quantile(one.y, (tail, 0.25, 0.5, 0.75)))
         body += f'<rect class="box" x="{low:.1f}" y="{y - 9:.1f}" width="{top - low:.1f}" height="18"/>'
         body += svg_rule(half, y - 13, half, y + 13, "median") + svg_rule(worst, y - 5, worst, y + 5, "median")
         out.append(f'<g class="{tint_classes(one.tint)}" data-series="{i}">{body}</g>')
-        numbers = dict(
-            zip(("worst tenth below", "median", "best tenth above"), np.quantile(one.y, (0.1, 0.5, 0.9)), strict=True)
-        )
-        said = [[i, f"{name} {value:.4g}"] for name, value in numbers.items()]
+        ends = ("worst", "best") if plot.low_is_worst else ("best", "worst")
+        words = (f"{ends[0]} tenth below", "median", f"{ends[1]} tenth above")
+        numbers = dict(zip(words, np.quantile(one.y, (0.1, 0.5, 0.9)), strict=True))
+        said = [[i, f"{name} {short_number(value)}"] for name, value in numbers.items()]
         stops.append([round(half, 1), y, one.name, said])
     return DrawnPlot(svg_document(out, high, plot), SVG_WIDTH, stops)
 

@@ -1,4 +1,4 @@
-"""What there is by name: methods with their options, datasets, networks and parts.
+"""What there is by name: methods with their options, datasets, networks, parts and torch's optimisers.
 
 `names.json` beside this file is written from the code by `python docs/reference/write.py`, so that a list, a completion
 or a mistake in a name needs none of the code it speaks of, and not torch. Where that is loaded anyway, or an installed
@@ -10,10 +10,11 @@ import inspect
 import json
 import pkgutil
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparing.core.optimiser import Optimiser, refuse_unknown_optimiser
 from sparing.core.registry import RECIPE_GROUP, RecipeEntry, known_recipes, unknown_recipe
 from sparing.data.options import name_and_options, unknown_model, unknown_option
 from sparing.data.registry import known_datasets, unknown_dataset
@@ -35,6 +36,8 @@ class KnownNames(NamedTuple):
     datasets: dict[str, dict[str, str]]  # usage and about, by name
     models: list[str]
     parts: dict[str, str]  # modules of sparing.parts, and what each says of itself
+    optimisers: dict[str, list[str]]  # classes of torch.optim, and what each takes
+    torch: str  # the version that these are of
 
 
 def known_names() -> KnownNames:
@@ -68,7 +71,14 @@ def names_from_code(ours: bool = False) -> KnownNames:
         {name: {"usage": one.usage, "about": one.about} for name, one in datasets.items() if wanted(one.load)},
         sorted(name for name, build in models.items() if wanted(build)),
         _parts_with_docs(),
+        importlib.import_module("sparing.train.torch_optimisers").optimiser_settings(),
+        _torch_version(),
     )
+
+
+def _torch_version() -> str:
+    """Of what is installed, without how it was built."""
+    return version("torch").partition("+")[0]
 
 
 def names_table() -> str:
@@ -122,3 +132,9 @@ def refuse_unknown_task(data: Any, model: Any) -> None:
         name = "" if entry is None else name_and_options(what, entry)[0]
         if name and ":" not in name and name not in known:
             raise unknown_dataset(name, known) if what == "data" else unknown_model(name, known)
+
+
+def refuse_misspelt_optimiser(optimiser: Optimiser, where: str) -> None:
+    """The same of an optimiser, where the table is of the torch that is installed; else torch itself is asked later."""
+    if _table_suffices() and (names := _names_in_table()).torch == _torch_version():
+        refuse_unknown_optimiser(optimiser, names.optimisers, where)

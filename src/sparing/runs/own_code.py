@@ -1,5 +1,6 @@
 """Code that a study names, on its way into a run: trusted, shown, and kept beside what it gave."""
 
+import hashlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,20 @@ def refuse_untrusted(study: Study, copies: Path | None = None) -> None:
         file = code_file(call, copies)
         if not is_trusted(file.sha256):
             raise ConfigError(untrusted_sentence(call, file))
+
+
+def code_digests(study: Study) -> dict[str, str]:
+    """Of the files that the study names, as they are now: SHA-256 by place."""
+    return {call.place: code_file(call).sha256 for call in study.code().values() if call.is_file}
+
+
+def edited_since(study: Study, folder: Path) -> str | None:
+    """A file that the study names and that is not, or no longer, as the run in this folder began with it."""
+    for place, digest in code_digests(study).items():
+        copy = folder / CODE_FOLDER / copy_name(place)
+        if not copy.is_file() or hashlib.sha256(copy.read_bytes()).hexdigest() != digest:
+            return place
+    return None
 
 
 def keep_copies(study: Study, folder: Path) -> None:

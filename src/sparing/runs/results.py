@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -164,17 +164,20 @@ class Result:
         """One number a round of another metric, or of what the method itself reports; NaN where there is none."""
         return [record.metrics.get(name, math.nan) for record in self.table]
 
-    def rounds_to(self, accuracy: float) -> float:
-        """Rounds until the global model first was so accurate; NaN if it never was."""
-        return rounds_to_accuracy(self.table, accuracy)
+    def rounds_to(self, value: float) -> float:
+        """Rounds until the global model first was so good by the metric that tables rank by; NaN if it never was."""
+        return rounds_to_target(self.table, self._target(value))
 
-    def bytes_to(self, accuracy: float) -> float:
+    def bytes_to(self, value: float) -> float:
         """Bytes up and down until then."""
-        return bytes_to_accuracy(self.table, accuracy)
+        return bytes_to_target(self.table, self._target(value))
 
-    def time_to(self, accuracy: float) -> float:
+    def time_to(self, value: float) -> float:
         """Seconds of the virtual clock until then; NaN also where the fleet declares no rates."""
-        return seconds_to_accuracy(self.table, accuracy)
+        return seconds_to_target(self.table, self._target(value))
+
+    def _target(self, value: float) -> "Target":
+        return Target(value, self.ranked_by, self.higher_is_better)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -190,7 +193,13 @@ class Result:
 
 
 def highest_accuracy(table: list[Record]) -> float:
-    return max((r.accuracy for r in table if r.accuracy == r.accuracy), default=float("nan"))
+    return best_value(table, "accuracy")
+
+
+def best_value(table: list[Record], name: str, higher_is_better: bool = True) -> float:
+    """The largest value of a column or metric, or the smallest where lower is better; NaN where there is none."""
+    values = [value for r in table if (value := record_value(r, name)) == value]
+    return (max if higher_is_better else min)(values, default=math.nan)
 
 
 def latest_value(table: list[Record], name: str) -> float:
@@ -203,36 +212,55 @@ def record_value(record: Record, name: str) -> float:
     return getattr(record, name) if name in ROUND_COLUMNS else record.metrics.get(name, math.nan)
 
 
-def _rounds_until(table: list[Record], accuracy: float) -> list[Record]:
-    """The rounds up to the first whose global model is so accurate; none if it never is."""
-    reached = next((i for i, r in enumerate(table, 1) if r.accuracy >= accuracy), 0)
+class Target(NamedTuple):
+    """What the global model is to reach: so much of a metric, or so little where lower is better."""
+
+    value: float
+    metric: str = "accuracy"
+    higher_is_better: bool = True
+
+    def is_reached(self, record: Record) -> bool:
+        seen = record_value(record, self.metric)
+        return seen >= self.value if self.higher_is_better else seen <= self.value
+
+
+def _rounds_until(table: list[Record], target: Target) -> list[Record]:
+    """The rounds up to the first that reaches it; none if none does."""
+    reached = next((i for i, r in enumerate(table, 1) if target.is_reached(r)), 0)
     return table[:reached]
 
 
-def rounds_to_accuracy(table: list[Record], accuracy: float) -> float:
-    return float(rounds[-1].round) if (rounds := _rounds_until(table, accuracy)) else math.nan
+def rounds_to_target(table: list[Record], target: Target) -> float:
+    return float(rounds[-1].round) if (rounds := _rounds_until(table, target)) else math.nan
 
 
-def bytes_to_accuracy(table: list[Record], accuracy: float) -> float:
+def bytes_to_target(table: list[Record], target: Target) -> float:
     """Up and down together."""
-    return (
-        float(sum(r.up_bytes + r.down_bytes for r in rounds))
-        if (rounds := _rounds_until(table, accuracy))
-        else math.nan
-    )
+    rounds = _rounds_until(table, target)
+    return float(sum(r.up_bytes + r.down_bytes for r in rounds)) if rounds else math.nan
 
 
-def seconds_to_accuracy(table: list[Record], accuracy: float) -> float:
-    return rounds[-1].metrics.get("clock", math.nan) if (rounds := _rounds_until(table, accuracy)) else math.nan
+def seconds_to_target(table: list[Record], target: Target) -> float:
+    return rounds[-1].metrics.get("clock", math.nan) if (rounds := _rounds_until(table, target)) else math.nan
 
 
-CLIENTS_HEADER = "round,client,who,samples,accuracy,loss,auc\n"
+_CLIENT_COLUMNS = ("round", "client", "who", "samples", "accuracy", "loss", "auc")
 
 
-def client_rows(t: int, evaluation: Evaluation) -> str:
+def clients_header(ranked_by: str = "accuracy") -> str:
+    """The first line of clients.csv; what tables rank by has a column there.
+
+    >>> clients_header("mse")
+    'round,client,who,samples,accuracy,loss,auc,mse\\n'
+    """
+    return ",".join(dict.fromkeys((*_CLIENT_COLUMNS, ranked_by))) + "\n"
+
+
+def client_rows(t: int, evaluation: Evaluation, header: str) -> str:
     """The rows of one evaluation, ready to append to clients.csv."""
-    lines = []
+    lines, more = [], header.strip().split(",")[len(_CLIENT_COLUMNS) :]
     for who, marks in evaluation.marks.items():
-        for i, n, *values in zip(*(x.tolist() for x in marks[:5]), strict=True):
+        columns = [*marks[:5], *(marks.asked[name] for name in more)]
+        for i, n, *values in zip(*(x.tolist() for x in columns), strict=True):
             lines.append(f"{t},{i},{who},{n}," + ",".join("" if v != v else repr(v) for v in values) + "\n")
     return "".join(lines)

@@ -117,7 +117,7 @@ def start_run(
     secret = Secret(key)
     job, study = settle_study(study, measured_task(task, study) if task else task_from_study(study), secret)
     with (
-        nullcontext() if out is None else RunFolder.create(out, study.device) as folder,
+        nullcontext() if out is None else RunFolder.create(out, study.device, job.task.metrics[0].name) as folder,
         closing(new_run(study, job, folder, secret, engine)) as state,
     ):
         if folder:

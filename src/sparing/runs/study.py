@@ -28,7 +28,9 @@ from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.optimiser import Optimiser
 from sparing.data.files.unpacking import one_line
 from sparing.data.options import name_and_options
+from sparing.runs.known_names import refuse_misspelt_optimiser
 from sparing.tasks.code import CODE_KEYS, CodeCall, code_in, is_code, place_beside
+from sparing.train.metric_names import known_metric
 from sparing.train.schedules import read_schedule
 
 if TYPE_CHECKING:
@@ -127,6 +129,7 @@ class LocalSection(StudySection):
         try:
             optimiser = self._optimiser()
             if not optimiser.known_everywhere:
+                refuse_misspelt_optimiser(optimiser, "local.optimiser: ")
                 from sparing.train.torch_optimisers import check_optimiser
 
                 check_optimiser(optimiser, "local.optimiser: ")
@@ -237,6 +240,17 @@ class EvaluateSection(StudySection):
     @classmethod
     def one_or_more(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("metrics")
+    @classmethod
+    def known_names(cls, value: list[str]) -> list[str]:
+        for one in value:
+            if not is_code(one):
+                try:
+                    known_metric(one)
+                except ConfigError as error:
+                    raise ValueError(f"evaluate.metrics: {error}") from None
+        return value
 
     @field_validator("who", mode="before")
     @classmethod

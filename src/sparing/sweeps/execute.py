@@ -1,6 +1,6 @@
 """A sweep from its first trial to its last, and the winner's final runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from sparing.core import tree
@@ -8,6 +8,7 @@ from sparing.core.compose import compose, remake_model
 from sparing.core.errors import ConfigError
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.start import settle_study, task_from_study
+from sparing.runs.study import Study
 from sparing.sweeps.folder import (
     SWEEP_FILE,
     Trial,
@@ -18,10 +19,12 @@ from sparing.sweeps.folder import (
     trial_run_folder,
     winning_trial,
 )
+from sparing.sweeps.judge import settled_judge
 from sparing.sweeps.optuna_search import import_optuna, propose_settings
 from sparing.sweeps.processes import SweepRun, run_in_processes
 from sparing.sweeps.pruning import score_bars
 from sparing.sweeps.spec import SweepSpec, corner_settings, trial_study
+from sparing.tasks.task import Task
 
 _FINAL_FOLDER = "final"
 
@@ -46,8 +49,7 @@ def run_sweep(
     """Do what is left of a sweep. Every trial is there afterwards, complete or failed."""
     if plan.trials is not None:
         import_optuna()
-    if not (folder / SWEEP_FILE).exists():
-        _rehearse_trials(plan)
+    plan = _rehearsed_plan(plan, folder)
     open_sweep_folder(folder, plan)
     course = SweepProgress(plan, tell)
     course.trials = planned_trials(folder, plan)
@@ -79,11 +81,22 @@ def run_sweep(
     return course.trials
 
 
-def _rehearse_trials(plan: SweepSpec) -> None:
-    """Build the first trial, and put every method together on its model: better refused now than hours later."""
+def _rehearsed_plan(plan: SweepSpec, folder: Path) -> SweepSpec:
+    """The plan with its judge settled. The trials of a new sweep are rehearsed: better refused now than hours later."""
+    new = not (folder / SWEEP_FILE).exists()
+    if not new and plan.judge.by_accuracy:
+        return plan
     studies = [trial_study(plan, settings, plan.seeds[0]) for settings in corner_settings(plan)]
+    task = task_from_study(studies[0])
+    if new:
+        _rehearse_trials(studies, task)
+    return plan._replace(judge=settled_judge(plan.judge, task.metrics))
+
+
+def _rehearse_trials(studies: Sequence[Study], task: Task) -> None:
+    """Build the first trial, and put every method together on its model."""
     first = studies[0]
-    job, _ = settle_study(first, task_from_study(first))
+    job, _ = settle_study(first, task)
     for study in studies:
         if study.task == first.task:
             static = study.local.buffers == "static"
@@ -120,6 +133,7 @@ def train_winner(
     best = winning_trial(trials)
     if best is None:
         raise ConfigError(f"no trial in {folder} is complete, so there is no winner; see {folder}/*/failed.txt")
+    plan = plan._replace(judge=best.judge)
     inside, course = folder / _FINAL_FOLDER, SweepProgress(plan, tell)
     course.trials, course.count = [read_trial(inside, plan, best.number, best.settings, plan.final)], 1
     left = [s for s in plan.final if s not in course.trials[0].scores and s not in course.trials[0].failed]

@@ -20,10 +20,12 @@ from sparing.core.errors import ConfigError
 from sparing.reports.comparison import SeedStat, mean_difference, seed_stat
 from sparing.reports.run_folders import read_run_folder
 from sparing.runs.files.run_folder import CONFIG_FILE, FAILED_FILE, SUMMARY_FILE
+from sparing.runs.own_code import code_digests
 from sparing.runs.results import latest_value
 from sparing.runs.study import read_yaml
 from sparing.storage.atomic import write_atomic, write_json
-from sparing.sweeps.spec import SweepSpec, TrialSettings, grid_settings, settings_key
+from sparing.sweeps.judge import Judge
+from sparing.sweeps.spec import SweepSpec, TrialSettings, grid_settings, settings_key, trial_study
 
 SWEEP_FILE, _TRIALS_FILE = "sweep.yaml", "trials.json"
 
@@ -31,7 +33,7 @@ SWEEP_FILE, _TRIALS_FILE = "sweep.yaml", "trials.json"
 class TrialScore(NamedTuple):
     """What one run came to."""
 
-    accuracy: float  # as the sweep judges it
+    value: float  # of what the sweep judges by
     up_bytes: int
     down_bytes: int
 
@@ -48,6 +50,7 @@ class Trial(NamedTuple):
     seeds: list[int]
     scores: dict[int, TrialScore]
     failed: dict[int, str]  # why, where training broke down
+    judge: Judge = Judge()
 
     @property
     def complete(self) -> bool:
@@ -59,14 +62,24 @@ class Trial(NamedTuple):
         values = [float(getattr(self.scores[s], name)) if s in self.scores else math.nan for s in self.seeds]
         return seed_stat(values)
 
+    @property
+    def merit(self) -> float:
+        """The mean over seeds, the larger the better."""
+        return self.judge.sign * self.over_seeds("value").mean
+
 
 def open_sweep_folder(folder: Path, plan: SweepSpec) -> None:
     """Make the folder; or see that the sweep in it is this one."""
-    asked = {"study": plan.base, "sweep": _unchangeable_part(plan)}
+    code = code_digests(trial_study(plan, {}, plan.seeds[0]))
+    asked = {"study": plan.base, "sweep": _unchangeable_part(plan)} | ({"code": code} if code else {})
     path = folder / SWEEP_FILE
     if path.exists():
         before = read_yaml(path)
-        for key in asked:
+        if edited := next((place for place in code if before.get("code", code).get(place) != code[place]), None):
+            raise ConfigError(
+                f"{folder} holds trials with another {edited}, which was edited since; choose another folder with --out"
+            )
+        for key in ("study", "sweep"):
             if before.get(key) != asked[key]:
                 raise ConfigError(
                     f"{folder} holds another sweep: its {key} was {before.get(key)}, this one's is {asked[key]}; "
@@ -122,7 +135,7 @@ def planned_trials(folder: Path, plan: SweepSpec) -> list[Trial]:
 def read_trial(folder: Path, plan: SweepSpec, number: int, settings: TrialSettings, seeds: Sequence[int] = ()) -> Trial:
     """A trial as its run folders tell it; or, with seeds of their own, its final runs."""
     seeds = list(seeds or plan.seeds)
-    scores, failed = {}, {}
+    scores, failed, judge = {}, {}, plan.judge
     for seed in seeds:
         path = trial_run_folder(folder, number, seed)
         if (path / FAILED_FILE).exists():
@@ -132,11 +145,12 @@ def read_trial(folder: Path, plan: SweepSpec, number: int, settings: TrialSettin
             and (run := read_run_folder(path)).finished
         ):
             up, down = (sum(getattr(r, name) for r in run.table) for name in ("up_bytes", "down_bytes"))
-            judged = latest_value(run.table, plan.judge)
+            judge = judge if judge.column else Judge(run.ranking.metric, run.ranking.higher_is_better)
+            judged = latest_value(run.table, judge.column)
             if judged != judged:
-                raise ConfigError(f"sweep.judge is {plan.judge}, which {path} has not measured; see evaluate.who")
+                raise ConfigError(f"sweep.judge is {judge.column}, which {path} has not measured; see evaluate.who")
             scores[seed] = TrialScore(judged, up, down)
-    return Trial(number, settings, seeds, scores, failed)
+    return Trial(number, settings, seeds, scores, failed, judge)
 
 
 def trial_run_folder(folder: Path, number: int, seed: int) -> Path:
@@ -144,9 +158,9 @@ def trial_run_folder(folder: Path, number: int, seed: int) -> Path:
 
 
 def pareto_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Those that no other beats in accuracy without sending more, the most accurate first."""
+    """Those that no other beats without sending more, the best first."""
     whole = [trial for trial in trials if trial.complete]
-    points = {trial.number: (trial.over_seeds("accuracy").mean, -trial.over_seeds("bytes").mean) for trial in whole}
+    points = {trial.number: (trial.merit, -trial.over_seeds("bytes").mean) for trial in whole}
 
     def beaten(mine: tuple[float, float]) -> bool:
         return any(all(a >= b for a, b in zip(other, mine, strict=True)) and other != mine for other in points.values())
@@ -156,11 +170,12 @@ def pareto_trials(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def starred_trials(trials: Sequence[Trial]) -> list[Trial]:
-    """Those more accurate, by more than noise, than another and than all that send no more; of one seed, none."""
+    """Those better, by more than noise, than another and than all that send no more; of one seed, none."""
     whole = [trial for trial in trials if trial.complete]
 
     def leads(one: Trial, other: Trial) -> bool:
-        return mean_difference([one.scores[s].accuracy - other.scores[s].accuracy for s in one.seeds]).low > 0
+        more = [one.judge.sign * (one.scores[s].value - other.scores[s].value) for s in one.seeds]
+        return mean_difference(more).low > 0
 
     def has_star(one: Trial) -> bool:
         sent = one.over_seeds("bytes").mean
@@ -171,5 +186,5 @@ def starred_trials(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def winning_trial(trials: Sequence[Trial]) -> Trial | None:
-    """The most accurate of all that are complete; of equals, the one that sends least."""
+    """The best of all that are complete; of equals, the one that sends least."""
     return next(iter(pareto_trials(trials)), None)

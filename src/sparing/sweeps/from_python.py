@@ -20,14 +20,14 @@ class SweepResult(NamedTuple):
 
     folder: Path
     trials: list[Trial]
-    best: Trial | None  # the most accurate on validation samples
+    best: Trial | None  # by what the sweep judges by, on validation samples
     final: Trial | None  # its runs on the test samples
 
     def table(self) -> Any:
         """One row for each trial: its settings, mean and standard deviation over seeds, bytes."""
         rows = []
         for one in self.trials:
-            score = one.over_seeds("accuracy")
+            score = one.over_seeds("value")
             sent = {name: one.over_seeds(name).mean for name in ("up_bytes", "down_bytes")}
             why = next(iter(one.failed.values()), "")
             rows.append(

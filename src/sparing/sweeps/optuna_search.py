@@ -1,4 +1,4 @@
-"""What to try next, as Optuna sees it: more accuracy and fewer bytes, by its tree-structured Parzen estimator.
+"""What to try next, as Optuna sees it: better results and fewer bytes, by its tree-structured Parzen estimator.
 
 A proposal follows from the seed, the number of the trial and the trials before it, and from nothing else: a search that
 was stopped goes on as if it had not been.
@@ -33,7 +33,7 @@ def propose_settings(plan: SweepSpec, trials: Sequence[Trial], seed: int) -> Tri
     for trial in trials:
         if trial.complete:
             params = {key: _optuna_value(plan.spaces[key], value) for key, value in trial.settings.items()}
-            values = [trial.over_seeds(name).mean for name in ("accuracy", "bytes")]
+            values = [trial.merit, trial.over_seeds("bytes").mean]
             of_these = {key: spaces[key] for key in params}
             study.add_trial(optuna.trial.create_trial(params=params, distributions=of_these, values=values))
     tried = {settings_key(trial.settings) for trial in trials}

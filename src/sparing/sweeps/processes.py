@@ -23,6 +23,7 @@ from sparing.runs.privacy.secret import delete_secret
 from sparing.runs.start import resume, start_run
 from sparing.runs.study import Study
 from sparing.storage.atomic import write_atomic
+from sparing.sweeps.judge import Judge
 from sparing.sweeps.pruning import HopelessTrial, ScoreBars, stop_below
 
 _TICK_SECONDS = 0.25  # seconds
@@ -40,7 +41,7 @@ class SweepRun(NamedTuple):
     folder: Path
     study: Study
     bars: ScoreBars = {}  # noqa: RUF012  what it is stopped by
-    judge: str = "accuracy"
+    judge: Judge = Judge()
 
 
 _RunSource = Callable[[], SweepRun | None]

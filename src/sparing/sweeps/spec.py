@@ -6,7 +6,7 @@ sweep:
   method.topk.ratio: {log: [0.01, 1]}      # ranges: log, linear, or whole for whole numbers
   seeds: 3                                 # of every trial: so many from the study's own on, or a list
   final: 5                                 # with which --final trains the winner
-  judge: personal_accuracy                 # on the validation samples; test samples are for --final alone
+  judge: personal_accuracy                 # on the validation samples; else the task's first metric, mostly accuracy
   prune: true                              # stop trials below the median of the others: see sweeps.pruning
 """
 
@@ -20,10 +20,10 @@ from sparing.core.errors import ConfigError, nearest_name
 from sparing.data.options import name_and_options
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import SCIENTIFIC_NUMBER, Study, apply_override, method_list, place_code, read_yaml, study_from
+from sparing.sweeps.judge import Judge, asked_judge
 from sparing.tasks.code import code_in
 
 TrialSettings = dict[str, Any]
-_JUDGES = ("accuracy", "personal_accuracy", "after_accuracy", "worst_decile")
 _SWEEP_KEYS = ("trials", "seeds", "final", "judge", "prune")
 _RANGE_KINDS = ("log", "linear", "whole")
 _FINAL_SEEDS = 3  # seeds
@@ -46,7 +46,7 @@ class SweepSpec(NamedTuple):
     trials: int | None  # None: every combination
     seeds: list[int]
     final: list[int]
-    judge: str
+    judge: Judge
     prune: bool = False
 
 
@@ -71,11 +71,9 @@ def sweep_from(values: dict[str, Any], where: str = "study") -> SweepSpec:
     if not study.task.validation:
         raise ConfigError(f"{where}: task.validation is 0, so there is nothing to choose settings by; set it to 0.2")
     spaces = {key: _read_space(key, value) for key, value in _dotted_keys(section).items() if key not in _SWEEP_KEYS}
-    trials, judge = section.get("trials"), section.get("judge", "accuracy")
+    trials, judge = section.get("trials"), asked_judge(section.get("judge"), study.evaluate.metrics)
     if trials is not None and (type(trials) is not int or trials < 1):
         raise ConfigError(f"sweep.trials is {trials!r}; give a whole number, or leave it out to try every combination")
-    if judge not in _JUDGES:
-        raise ConfigError(f"sweep.judge is {judge!r}; {nearest_name(str(judge), _JUDGES)}")
     ranges = [key for key, one in spaces.items() if isinstance(one, SettingRange)]
     if ranges and trials is None:
         raise ConfigError(f"sweep.{ranges[0]} is a range, which has no end of values; say how many: sweep.trials=40")

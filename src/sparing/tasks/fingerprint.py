@@ -1,4 +1,4 @@
-"""By what two tasks are told apart: a digest of the samples, who holds them, the network and the loss.
+"""By what two tasks are told apart: a digest of the samples, who holds them, the network, the loss and the metrics.
 
 Weights count by name, shape and type, not by value, as every seed starts from other ones. Of a tensor beyond
 `_WHOLE_BYTES` its shape, its type and as many evenly spread rows count as come to that many bytes. The same samples in
@@ -6,25 +6,25 @@ another order, or shared out otherwise, are another task.
 """
 
 import hashlib
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sparing.data.clients import Clients
 from sparing.data.inputs import Inputs
+from sparing.tasks.function_identity import function_identity, without_addresses
 from sparing.tasks.task import Task
 
 _WHOLE_BYTES = 64 * 2**20
 _LETTERS = 16  # of the digest: 64 bits
-_MEMORY_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def task_fingerprint(task: Task) -> str:
     """
+    >>> from torch import nn
     >>> x, y = torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])
     >>> one, other = (Task(nn.Linear(2, 2), [(x + i, y)]) for i in (0, 1))
     >>> task_fingerprint(one) == task_fingerprint(one), task_fingerprint(one) == task_fingerprint(other)
@@ -39,8 +39,11 @@ def task_fingerprint(task: Task) -> str:
     for name, x in model.state_dict().items():
         shape = "?" if is_lazy(x) else tuple(x.shape)  # one that has none yet is refused later, by name
         digest.update(f"|{name}|{x.dtype}|{shape}".encode())
-    digest.update(_MEMORY_ADDRESS.sub("", repr(model)).encode())
-    digest.update(_loss_identity(task.loss))
+    digest.update(without_addresses(repr(model)).encode())
+    digest.update(f"|loss|{function_identity(task.loss)}".encode())
+    for one in task.metrics:
+        known = "measured" if one.of is None else function_identity(one.of)
+        digest.update(f"|{one.name}|{one.higher_is_better}|{known}".encode())
     return digest.hexdigest()[:_LETTERS]
 
 
@@ -63,14 +66,3 @@ def _add_tensor(digest: Any, x: Tensor) -> None:
         rows = max(2, len(x) * _WHOLE_BYTES // size)
         x = x[torch.linspace(0, len(x) - 1, rows, dtype=torch.float64).round().long().to(x.device)]
     digest.update(x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _loss_identity(loss: Callable[..., Any]) -> bytes:
-    """A module by its settings, a function of this package by its name, another one by its name and its code."""
-    if isinstance(loss, nn.Module):
-        return _MEMORY_ADDRESS.sub("", repr(loss)).encode()
-    name, code = getattr(loss, "__qualname__", type(loss).__qualname__), getattr(loss, "__code__", None)
-    if code is None or (getattr(loss, "__module__", None) or "").startswith("sparing."):
-        return name.encode()
-    constants = _MEMORY_ADDRESS.sub("", repr(code.co_consts))
-    return f"{name}|{code.co_names}|{constants}|".encode() + code.co_code

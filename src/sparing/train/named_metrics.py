@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, nearest_name
+from sparing.core.errors import ConfigError
 from sparing.train.losses import Loss, classes_last, squared_error
+from sparing.train.metric_names import HIGHER_IS_BETTER, known_metric
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
 
@@ -113,22 +114,11 @@ def r2(outputs: Tensor, y: Tensor) -> float:
     return float((1 - missed / spread)[spread > 0].mean())
 
 
-ACCURACY, LOSS, AUC = Metric("accuracy"), Metric("loss", higher_is_better=False), Metric("auc")
-METRICS = {
-    one.name: one
-    for one in (
-        ACCURACY,
-        LOSS,
-        AUC,
-        Metric("top5", top5),
-        Metric("macro_f1", macro_f1),
-        Metric("multilabel_accuracy", multilabel_accuracy),
-        Metric("multilabel_f1", multilabel_f1),
-        Metric("mse", mse, higher_is_better=False),
-        Metric("mae", mae, higher_is_better=False),
-        Metric("r2", r2),
-    )
+_FUNCTIONS: dict[str, MetricFunction] = {
+    one.__name__: one for one in (top5, macro_f1, multilabel_accuracy, multilabel_f1, mse, mae, r2)
 }
+METRICS = {name: Metric(name, _FUNCTIONS.get(name), better) for name, better in HIGHER_IS_BETTER.items()}
+ACCURACY, LOSS, AUC = (METRICS[name] for name in ("accuracy", "loss", "auc"))
 
 
 def read_metrics(given: Any) -> tuple[Metric, ...]:
@@ -152,10 +142,7 @@ def _read_metric(given: Any) -> Metric:
     if isinstance(given, Metric):
         return given
     if isinstance(given, str):
-        name = given.lower().replace("-", "_").replace("top_", "top")
-        if name not in METRICS:
-            raise ConfigError(f"no metric is called {given!r}: {nearest_name(name, METRICS)}")
-        return METRICS[name]
+        return METRICS[known_metric(given)]
     better = getattr(given, "higher_is_better", None)
     if all(hasattr(given, act) for act in ("update", "compute", "reset")):
         return Metric(type(given).__name__, _computed_anew(given), better is not False)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, nearest_name
-from sparing.core.optimiser import Optimiser
+from sparing.core.errors import ConfigError
+from sparing.core.optimiser import Optimiser, refuse_unknown_optimiser
 
 _NEED_MORE = ("Optimizer", "LBFGS", "SparseAdam")
 """The base class, one that calls the loss again, and one for sparse gradients."""
@@ -29,25 +29,19 @@ def check_optimiser(optimiser: Optimiser, where: str) -> None:
     """Refuse what no class of torch.optim is called, or is told."""
     if not is_of_torch(optimiser):
         return
-    known = optimiser_classes()
-    if optimiser.name not in known:
-        raise ConfigError(f"{where}no optimiser is called {optimiser.name!r}: {nearest_name(optimiser.name, known)}")
-    takes = inspect.signature(known[optimiser.name]).parameters
-    for name in _asked_settings(optimiser):
-        if name not in takes:
-            raise ConfigError(f"{where}{optimiser.name} knows no {name!r}: {nearest_name(name, takes)}")
+    refuse_unknown_optimiser(optimiser, optimiser_settings(), where)
     torch_optimiser(optimiser, [torch.zeros(2, 2)])
 
 
-def _asked_settings(optimiser: Optimiser) -> dict[str, Any]:
-    asked = {"momentum": optimiser.momentum, "nesterov": optimiser.nesterov}
-    return {name: value for name, value in asked.items() if value} | dict(optimiser.options)
+def optimiser_settings() -> dict[str, list[str]]:
+    """What each of these classes takes."""
+    return {name: list(inspect.signature(one).parameters) for name, one in optimiser_classes().items()}
 
 
 def torch_optimiser(optimiser: Optimiser, params: Sequence[Tensor]) -> torch.optim.Optimizer:
     """A fresh one for these parameters, which it overwrites."""
     make = optimiser_classes()[optimiser.name]
-    settings: dict[str, Any] = {"lr": optimiser.lr, **_asked_settings(optimiser)}
+    settings: dict[str, Any] = {"lr": optimiser.lr, **optimiser.asked_settings}
     if "weight_decay" in inspect.signature(make).parameters:
         settings.setdefault("weight_decay", optimiser.weight_decay)
     try:

@@ -16,10 +16,15 @@ def compare_command(
     runs: Annotated[list[str], typer.Argument(metavar="RUNS...", help="Run folders, folders of them, or patterns.")],
     baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Target accuracy, such as 0.9: rounds and MB to reach it.")
+        float | None,
+        typer.Option(help="Target accuracy, such as 0.9, or value of the task's metric: rounds and MB to reach it."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0, help="A run has converged once its accuracy is within this of its best.")
+        float,
+        typer.Option(
+            min=0,
+            help="A run has converged once its accuracy is within this of its best; another metric, within this share.",
+        ),
     ] = 0.01,
     warmup: Annotated[int, typer.Option(min=0, help="Rounds left out of the stability columns.")] = 5,
     allow_incomplete: Annotated[
@@ -37,9 +42,9 @@ def compare_command(
 ) -> None:
     """Compare runs: accuracy, loss, bytes and stability, mean and standard deviation over seeds.
 
-    Runs that differ only in the seed are one row. The baseline comes first, then the methods by accuracy. Differences
-    are paired by seed. Runs of different length are compared at the last round that all have; unfinished and diverged
-    runs are left out, and a note says why.
+    Runs that differ only in the seed are one row. The baseline comes first, then the methods by accuracy, or by the
+    first metric of their task. Differences are paired by seed. Runs of different length are compared at the last round
+    that all have; unfinished and diverged runs are left out, and a note says why.
 
     \b
     sparing compare runs

@@ -16,7 +16,8 @@ def report_command(
     formats: Annotated[str, typer.Option("--format", help="Figure formats: png, svg, pdf.")] = "png",
     baseline: Annotated[str | None, typer.Option(help="The method to compare with. [default: fedavg]")] = None,
     target: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Target accuracy, such as 0.9: rounds and MB to reach it.")
+        float | None,
+        typer.Option(help="Target accuracy, such as 0.9, or value of the task's metric: rounds and MB to reach it."),
     ] = None,
     allow_incomplete: Annotated[
         bool,
@@ -34,15 +35,12 @@ def report_command(
     sparing report runs
     sparing report 'runs/digits-*' -o digits.html --figures figures --format png,pdf
     """
+    from sparing.reports.figure_formats import read_figure_formats
+
+    kinds = read_figure_formats(formats)
     from sparing.reports import figure_files
     from sparing.reports.from_python import compare, write_report
 
-    kinds = [word.strip() for word in formats.split(",")]
-    strange = [word for word in kinds if word not in figure_files.FIGURE_FORMATS]
-    if strange:
-        raise ConfigError(
-            f"--format has {strange[0]!r}; use {', '.join(figure_files.FIGURE_FORMATS)}, with commas between several"
-        )
     found = compare(*runs, baseline=baseline, target=target, allow_incomplete=allow_incomplete)
     made = write_report(found, out)
     try:

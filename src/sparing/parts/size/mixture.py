@@ -10,10 +10,12 @@ Every tensor holds one of each network, `[bases, *shape]`, so a few of the netwo
 import copy
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 
 class Mix(nn.Module):
@@ -25,12 +27,13 @@ class Mix(nn.Module):
         states = [net.state_dict() for net in nets]
         self.net = _filled_copy(nets[0], {name: torch.stack([state[name] for state in states]) for name in states[0]})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         state = self.net.state_dict(keep_vars=True)
         outputs = [
-            functional_call(self.net, {name: w[i] for name, w in state.items()}, (x,)) for i in range(self.bases)
+            functional_call(self.net, {name: w[i] for name, w in state.items()}, inputs, named)
+            for i in range(self.bases)
         ]
-        return torch.stack(outputs).mean(0)
+        return tree_map(lambda *given: torch.stack(given).mean(0), *outputs)
 
     def base(self, i: int) -> nn.Module:
         """One of the networks, by itself."""
@@ -41,7 +44,15 @@ class Mix(nn.Module):
 
     def alone(self) -> nn.Module:
         """A single network whose tensors are called as here."""
-        return nn.Sequential(OrderedDict(net=self.base(0)))
+        base = self.base(0)
+        return (nn.Sequential if type(base) is nn.Sequential else _Alone)(OrderedDict(net=base))
+
+
+class _Alone(nn.Sequential):
+    """A network under the name `net`, with whatever inputs it takes."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        return self[0](*inputs, **named)
 
 
 def _filled_copy(net: nn.Module, state: dict[str, Tensor]) -> nn.Module:

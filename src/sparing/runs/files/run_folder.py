@@ -27,12 +27,12 @@ from sparing.runs.files import checkpoint, ledger
 from sparing.runs.files.growing_tables import GrowingTable, TableMark, verify_table
 from sparing.runs.files.lock import FolderLock
 from sparing.runs.results import (
-    CLIENTS_HEADER,
     METRICS_HEADER,
     ROUND_COLUMNS,
     Record,
     Result,
     client_rows,
+    clients_header,
     metric_rows,
     read_metric_rows,
     read_round_row,
@@ -51,7 +51,7 @@ PICTURES_FILE = "pictures.jsonl"
 _TABLE_HEADERS = {
     ROUNDS_FILE: ",".join(ROUND_COLUMNS) + "\n",
     LEDGER_FILE: ledger.LEDGER_HEADER,
-    CLIENTS_FILE: CLIENTS_HEADER,
+    CLIENTS_FILE: clients_header(),
     METRICS_FILE: METRICS_HEADER,
     PICTURES_FILE: "",
 }
@@ -78,8 +78,11 @@ class RunFolder:
         self.lock.release()
 
     @classmethod
-    def create(cls, path: str | Path, device: str) -> "RunFolder":
-        """A new folder, not yet a run; one that already holds a run, or folders of runs, is left alone."""
+    def create(cls, path: str | Path, device: str, ranked_by: str = "accuracy") -> "RunFolder":
+        """A new folder, not yet a run; one that already holds a run, or folders of runs, is left alone.
+
+        `ranked_by`: the metric that every client is measured by, beside accuracy, loss and auc.
+        """
         path = Path(path)
         _refuse_taken_folder(path)
         try:
@@ -91,7 +94,7 @@ class RunFolder:
             _refuse_taken_folder(path)  # once more, now that nobody else can change it
             with os_errors_as_checkpoint_error(path):
                 write_json(path / ENVIRONMENT_FILE, describe_environment(device))
-            for name, header in _TABLE_HEADERS.items():
+            for name, header in (_TABLE_HEADERS | {CLIENTS_FILE: clients_header(ranked_by)}).items():
                 folder.tables[name].create(header)
             folder.beside[LOG_FILE].create()
             folder.beside[ENVIRONMENT_FILE].follow()
@@ -118,7 +121,12 @@ class RunFolder:
         self.tables[METRICS_FILE].append(metric_rows(record))
         self.tables[PICTURES_FILE].append(views)
         if evaluation:
-            self.tables[CLIENTS_FILE].append(client_rows(t, evaluation))
+            self.tables[CLIENTS_FILE].append(client_rows(t, evaluation, self._clients_header()))
+
+    def _clients_header(self) -> str:
+        """As the folder was made."""
+        with os_errors_as_checkpoint_error(self.path / CLIENTS_FILE), open(self.path / CLIENTS_FILE) as file:
+            return file.readline()
 
     def save(
         self, server: Server, bank: Bank, rows: Bank | None, meta: dict[str, Any], owed: Tree | None = None
@@ -209,9 +217,17 @@ def _file_of_trained_rounds(path: Path) -> str | None:
         if (path / name).exists():
             return name
     for name, header in _TABLE_HEADERS.items():
-        if (path / name).is_file() and (path / name).stat().st_size > len(header):
+        if (path / name).is_file() and _has_rows(path / name, header):
             return name
     return CHECKPOINT_FILE if saved_round(path) else None
+
+
+def _has_rows(path: Path, header: str) -> bool:
+    """Whether there is more than a header, of whatever columns."""
+    with open(path, "rb") as file:
+        if header:
+            file.readline()
+        return bool(file.read(1))
 
 
 def read_checkpoint_meta(path: Path) -> dict[str, Any] | None:
