@@ -7,7 +7,7 @@ PEERS := .venv-bench/.ready
 TRITON := .venv-kernels/.ready
 MODELS := .venv-models/.ready
 
-.PHONY: demo check test kernels models lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test plain kernels models lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -18,6 +18,9 @@ check: lint $(STAMP)            ## for every edit: core, laws and parts without 
 
 test: lint $(STAMP)             ## everything CI checks
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+plain: $(STAMP)                 ## core, laws, parts and recipes without accelerators
+	OMP_NUM_THREADS=1 SPARING_PLAIN=1 $(BIN)/python -m pytest -n auto tests/core tests/laws tests/parts tests/recipes
 
 kernels: $(TRITON)              ## the Triton kernels in Triton's interpreter, without a GPU, installed in .venv-kernels
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n auto tests/accel/test_kernels_interpreted.py

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +17,11 @@ from sparing.core.parcel import Leaf, Parcel
 from sparing.core.tree import Layout, Tree, layout_of
 from sparing.engines.outcome import read_later
 from sparing.runs.results import Record
+
+
+def accelerated(*values: Any) -> list[Any]:
+    """Cases of a parametrised test that need accelerators."""
+    return [pytest.param(value, marks=pytest.mark.accel) for value in values]
 
 
 class Stop(Exception):

@@ -41,7 +41,7 @@ def test_a_sample_changes_nothing(kind, monkeypatch):
         x[:, 20:] = 0
     plain = {k: largest_in_rows(x, k) for k in (0, 1, 30, 600, 4999, 5000)}
     mixed = largest_in_rows(x, torch.tensor([0, 5, 4000]))
-    monkeypatch.setattr(reduce_bodies, "LONG", 100)
+    monkeypatch.setattr(reduce_bodies, "SAMPLED", 100)
     monkeypatch.setattr(reduce_bodies, "SAMPLE", 64)
     monkeypatch.setattr(reduce_bodies, "BLOCK", 999)
     for k, wanted in plain.items():

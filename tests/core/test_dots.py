@@ -57,6 +57,7 @@ def test_squares_alone_have_the_same_bits():
     assert torch.equal(dots([term._replace(other=None) for term in terms()], 3)[0], dots(terms(), 3)[0])
 
 
+@pytest.mark.accel
 def test_a_product_of_thin_matrices_is_not_kept():
     x = Product(torch.randn(3, 2, 4), torch.randn(3, 2, 5))
     got = dots([Term(x)], 3)

@@ -11,7 +11,7 @@ from sparing.core.tree import layout_of, tree_of, under
 from sparing.models import build_network
 from sparing.parts.share.adapter_gates import adapter_gates
 from sparing.recipes.pfedsim import pfedsim
-from support import make_ctx
+from support import accelerated, make_ctx
 
 MODEL = build_network({"cnn": {"adapter": 16}}, (1, 8, 8), 10)
 LAYOUT = layout_of(MODEL)
@@ -54,7 +54,7 @@ def test_a_client_trains_only_the_places_that_are_open():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [{"path": "loop", "chunk": 3}, {"path": "stacked"}])
+@pytest.mark.parametrize("plan", [{"path": "loop", "chunk": 3}, *accelerated({"path": "stacked"})])
 def test_both_engines_agree(plan):
     method = [{"pfedsim": {"adapter": {"base": 1, "growth": 1}}}]
     plain = sparing.run(TASK, method, engine="debug", plan={"path": "loop"}, **STUDY)

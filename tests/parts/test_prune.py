@@ -15,7 +15,7 @@ from sparing.data.clients import Clients
 from sparing.parts.share import prune
 from sparing.tasks.build import build_task
 from sparing.train.local import train
-from support import changed, make_ctx, small_layout, small_net
+from support import accelerated, changed, make_ctx, small_layout, small_net
 
 LAYOUT = small_layout()
 MODEL = tree_of(small_net(), LAYOUT)
@@ -66,7 +66,7 @@ def test_the_receiver_knows_the_mask_from_the_initial_model_and_fills_up_with_ze
     assert all(torch.equal(start[name], server.model[name]) for name in LAYOUT.shapes)
 
 
-@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
+@pytest.mark.parametrize("path", ["loop", *accelerated("loop-fast", "stacked")])
 @pytest.mark.parametrize("local", LOCAL)
 def test_pruned_weights_are_zero_for_good(local, path):
     study = STUDY | {"local": LOCAL[local], "plan": {"path": path}}
@@ -78,7 +78,7 @@ def test_pruned_weights_are_zero_for_good(local, path):
         assert start[name][x != 0].abs().min() >= start[name][x == 0].abs().max()
 
 
-@pytest.mark.parametrize("path", ["loop", "loop-fast", "stacked"])
+@pytest.mark.parametrize("path", ["loop", *accelerated("loop-fast", "stacked")])
 def test_training_is_that_of_a_network_without_those_connections(path):
     torch.manual_seed(0)
     net = nn.Linear(5, 3)

@@ -61,6 +61,7 @@ def test_both_engines_agree_in_every_bit(method, capacity):
         assert [r.personal_accuracy for r in fast.table] == [r.personal_accuracy for r in plain.table]
 
 
+@pytest.mark.accel
 @pytest.mark.parametrize("model", ["cnn", {"mlp": {"hidden": [40, 30]}}], ids=str)
 def test_stacked_clients_agree_within_rounding(model):
     task = {**TASK, "model": model}

@@ -21,7 +21,7 @@ from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.start import start_run
 from sparing.runs.study import method_list, study_from
 from sparing.train.optim import velocities
-from support import declared, make_ctx
+from support import accelerated, declared, make_ctx
 
 LAYOUT = layout_of(cnn(1, 10, 8))
 QUICK = {"rounds": 2, "sample": 6, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}
@@ -61,6 +61,7 @@ def test_both_engines_agree_in_every_bit(method, capacity):
     assert [r.personal_accuracy for r in fast.table] == [r.personal_accuracy for r in plain.table]
 
 
+@pytest.mark.accel
 @pytest.mark.parametrize("model", ["cnn", {"mlp": {"hidden": [40, 30]}}], ids=str)
 def test_stacked_clients_agree_within_rounding(model):
     task = {**TASK, "model": model}
@@ -162,7 +163,7 @@ def test_personal_heads_are_remembered_from_round_to_round():
 
 
 @pytest.mark.parametrize("buffers", ["shared", "own", "static"])
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", *accelerated("stacked")])
 def test_networks_with_batch_norm(buffers, path):
     def net():
         norms = [nn.BatchNorm2d(c) for c in (8, 6)]

@@ -109,6 +109,7 @@ def test_resuming_changes_nothing(tmp_path, bank):
     assert resumed.personal_accuracy == straight.personal_accuracy
 
 
+@pytest.mark.accel
 def test_stacked_clients_come_to_the_same():
     study = STUDY | {"local": {"epochs": 1, "batch": 16}}
     one, other = (

@@ -23,7 +23,7 @@ from sparing.runs.start import start_run
 from sparing.runs.study import method_list, study_from
 from sparing.train.optim import velocities
 from sparing.wire import nbytes
-from support import make_ctx
+from support import accelerated, make_ctx
 
 QUICK = {"rounds": 2, "sample": 5, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}
 TASK = {"data": "digits", "clients": 12, "split": {"dirichlet": 0.3}, "model": "cnn"}
@@ -75,6 +75,7 @@ def test_both_engines_agree_in_every_bit(method, fleet):
     assert [r.train_loss for r in fast.table] == [r.train_loss for r in plain.table]
 
 
+@pytest.mark.accel
 @pytest.mark.parametrize("model", ["cnn", {"mlp": {"hidden": [40, 30]}}], ids=str)
 def test_stacked_clients_agree_within_rounding(model):
     task, local = {**TASK, "model": model}, {**QUICK["local"], "clip": 0.5}
@@ -259,7 +260,7 @@ def test_who_keeps_a_head_has_the_same_bases_in_every_round_and_others_do_not(me
 
 
 @pytest.mark.parametrize("buffers", ["shared", "own", "static"])
-@pytest.mark.parametrize("path", ["loop", "stacked"])
+@pytest.mark.parametrize("path", ["loop", *accelerated("stacked")])
 def test_networks_with_batch_norm(buffers, path):
     data, local = drawn(), {"steps": 1, "batch": 8, "lr": 0.01, "buffers": buffers}
     task = sparing.Task(normed, train=data, test=data)

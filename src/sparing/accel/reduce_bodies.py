@@ -17,6 +17,8 @@ from sparing.core.reduce import Term, row_blocks
 
 LONG = 1 << 18
 """Rows of so many numbers are worth a look at which of them matter, on a CPU."""
+SAMPLED = 1 << 16
+"""Rows of so many numbers are sampled to find their largest, on a CPU."""
 SAMPLE = 1 << 14
 BLOCK = 1 << 16
 """Numbers that stay in the cache together."""
@@ -143,7 +145,7 @@ def fast_largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
 
         k = k if isinstance(k, Tensor) else constants((k,), x.device)
         return select.largest_stretches(x, (x.shape[1],), k.expand(x.shape[0])[:, None])[0]
-    if x.device.type != "cpu" or x.shape[1] < LONG:
+    if x.device.type != "cpu" or x.shape[1] < SAMPLED:
         return reduce.largest_in_rows.plain(x, k)
     k_K = torch.as_tensor(k).expand(x.shape[0]).clamp(0, x.shape[1]).tolist()
     long = torch.zeros_like(x, dtype=torch.bool)

@@ -87,8 +87,9 @@ def largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
     cut = size.topk(most, dim=1).values.gather(1, (k_K - 1).clamp(min=0))
     chosen = ~(size < cut)  # so that NaN is among them, and whoever receives it can refuse it
     spare = chosen.sum(dim=1, keepdim=True) - k_K
-    tied = size == cut
-    chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare.clamp(min=0))
+    if bool((spare > 0).any()):
+        tied = size == cut
+        chosen &= ~tied | (tied.cumsum(dim=1) <= tied.sum(dim=1, keepdim=True) - spare)
     return chosen & (size != 0) & (k_K > 0)
 
 
