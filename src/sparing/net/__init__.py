@@ -1,0 +1,1 @@
+"""A real federation: letters, the node, the server's desk, and what carries them."""
