@@ -20,7 +20,7 @@ from pathlib import Path
 
 from federation_keys import write_authority, write_node_key, write_server_certificate
 
-from sparing.net.flower import check_socket, write_app
+from sparing.net.flower import check_socket, write_app, write_node_commands
 
 MARK = "SPARING_FEDERATION"
 QUIET = {
@@ -221,7 +221,8 @@ class Federation:
         home.mkdir(parents=True, exist_ok=True)
         if name == "cli":
             (home / "config.toml").write_text(self._connection())
-        path = f"{self.flower}{os.pathsep}{kept.get('PATH', '')}"
+        own = [write_node_commands(self.folder / "commands", self.flower)] if name.startswith("supernode") else []
+        path = os.pathsep.join(map(str, [*own, self.flower, kept.get("PATH", "")]))
         return {**kept, **QUIET, MARK: str(self.folder), "FLWR_HOME": str(home), "PATH": path}
 
     def port(self, name: str) -> int:

@@ -13,6 +13,7 @@ from sparing.core.errors import ConfigError
 from sparing.storage.atomic import write_atomic
 
 APP_FILES = ("relay.py", "shim.py")
+TASK_COMMANDS = ("clientapp", "agentapp", "connector", "model", "serverapp", "simulation")
 MOST_BYTES = 2**31
 _LONGEST_PATH = 103  # bytes of a unix socket's path, on every system
 
@@ -31,6 +32,21 @@ def write_app(folder: str | Path, socket: str | Path, most_bytes: int = MOST_BYT
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in settings.items()]
     whole = template.joinpath("pyproject.toml").read_text() + "".join(lines)
     write_atomic(folder / "pyproject.toml", whole.encode())
+    return folder
+
+
+def write_node_commands(folder: str | Path, flower: str | Path) -> Path:
+    """Commands that a SuperNode finds first where `folder` stands first in its PATH: it runs the shim and no other app.
+
+    `flower` is the folder of Flower's own commands, of which the Python is used.
+    """
+    folder, template, python = Path(folder), files("sparing.net") / "flower_app", Path(flower).absolute() / "python"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "shim.py", template.joinpath("shim.py").read_bytes())
+    whole = f"#!{python}\n{template.joinpath('own_clientapp.py').read_text()}"
+    for name in TASK_COMMANDS:
+        write_atomic(folder / f"flwr-{name}", whole.encode())
+        (folder / f"flwr-{name}").chmod(0o755)
     return folder
 
 
