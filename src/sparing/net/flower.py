@@ -1,6 +1,6 @@
 """Flower as the carrier: writes the app folder that `flwr run` submits. Nothing here imports flwr.
 
-The two files of the app run in an environment of Flower's own and pass opaque bytes: relay.py (the ServerApp) between
+The files of the app run in an environment of Flower's own and pass opaque bytes: relay.py (the ServerApp) between
 the SuperLink and `sparing serve`, shim.py (the ClientApp) between a SuperNode and `sparing join`.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from sparing.core.errors import ConfigError
 from sparing.storage.atomic import write_atomic
 
-APP_FILES = ("relay.py", "shim.py")
+APP_FILES = ("pieces.py", "relay.py", "shim.py")
 TASK_COMMANDS = ("clientapp", "agentapp", "connector", "model", "serverapp", "simulation")
 MOST_BYTES = 2**31
 _LONGEST_PATH = 103  # bytes of a unix socket's path, on every system
@@ -42,7 +42,8 @@ def write_node_commands(folder: str | Path, flower: str | Path) -> Path:
     """
     folder, template, python = Path(folder), files("sparing.net") / "flower_app", Path(flower).absolute() / "python"
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(folder / "shim.py", template.joinpath("shim.py").read_bytes())
+    for name in ("pieces.py", "shim.py"):
+        write_atomic(folder / name, template.joinpath(name).read_bytes())
     whole = f"#!{python}\n{template.joinpath('own_clientapp.py').read_text()}"
     for name in TASK_COMMANDS:
         write_atomic(folder / f"flwr-{name}", whole.encode())

@@ -16,13 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
+from pieces import content_letter, letter_content, read_exactly, read_or_end
 
 LETTER, REPLY, NODES, FAILED, DONE = 1, 2, 3, 4, 5
 HEAD = struct.Struct("<BQdHQ")
-PIECE = 1 << 20
 PAUSE_S = 0.5
+SOONEST_S = 2.0  # no node answers earlier: it looks for letters every three seconds, and starts a process for each
 app = ServerApp()
 
 
@@ -102,7 +103,7 @@ class Relay:
 
     def read_letters(self) -> bool:
         """Push what comes, frame by frame; whether the last one says that the run is over."""
-        while head := read_some(self.connection, HEAD.size):
+        while head := read_or_end(self.connection, HEAD.size):
             kind, token, ttl, key_length, length = HEAD.unpack(head)
             if kind == DONE:
                 return True
@@ -122,14 +123,13 @@ class Relay:
             self.say_failed(token, node, f"it could not be sent: {type(error).__name__}: {error}")
         else:
             with self.guard:
-                self.waiting.append(Letter(token, node, message_id, now, now + ttl, now + PAUSE_S))
+                self.waiting.append(Letter(token, node, message_id, now, now + ttl, now + SOONEST_S))
 
     def pushed(self, ttl: float, node: int, body: bytes) -> str:
         """The message's id at the SuperLink. The random group makes it one that only the addressed node can know."""
         if not ttl > 0:
             raise ValueError(f"a time to live of {ttl} s is none")
-        content = RecordDict({"letter": ConfigRecord({"bytes": body})})
-        message = Message(content, node, "query", ttl=ttl, group_id=secrets.token_hex(16))
+        message = Message(letter_content(body), node, "query", ttl=ttl, group_id=secrets.token_hex(16))
         taken = list(self.grid.push_messages([message]))
         if not taken or not taken[0]:
             raise ValueError(f"the SuperLink knows no node {node} that was ever connected")
@@ -173,10 +173,7 @@ class Relay:
                 raise ConnectionError(message.error.reason or f"Flower's error {message.error.code}")
             if str(message.metadata.src_node_id) != letter.node:
                 raise ValueError(f"the reply claims to be of node {message.metadata.src_node_id}")
-            body = message.content["letter"]["bytes"]
-            if not isinstance(body, bytes) or len(body) > self.most:
-                raise ValueError(f"the reply holds no letter of at most {self.most} bytes")
-            return body
+            return content_letter(message.content, self.most)
         if time.monotonic() > letter.until:
             raise TimeoutError(f"no answer in {letter.until - letter.sent:.0f} s")
         return None
@@ -200,24 +197,3 @@ class Relay:
         with self.writing:
             self.connection.sendall(HEAD.pack(kind, token, 0.0, len(key), len(body)) + key)
             self.connection.sendall(body)
-
-
-def read_exactly(connection: socket.socket, count: int) -> bytes:
-    found = read_some(connection, count)
-    if len(found) < count:
-        raise ConnectionError("sparing serve closed the connection within a frame")
-    return found
-
-
-def read_some(connection: socket.socket, count: int) -> bytes:
-    """As many bytes, or none at all where the connection ended before the first."""
-    pieces = []
-    while count:
-        piece = connection.recv(min(count, PIECE))
-        if not piece and pieces:
-            raise ConnectionError("sparing serve closed the connection within a frame")
-        if not piece:
-            break
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)

@@ -8,11 +8,11 @@ import socket
 import struct
 import time
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from pieces import content_letter, letter_content, read_exactly
 
 LENGTH = struct.Struct("<Q")
-PIECE = 1 << 20
 PAUSE_S = 0.5
 app = ClientApp()
 
@@ -23,11 +23,10 @@ def answer_letter(message: Message, context: Context) -> Message:
     settings = context.node_config
     if "socket" not in settings:
         raise KeyError("the node config names no socket: start the SuperNode with --node-config 'socket=\"PATH\"'")
-    letter = message.content["letter"]["bytes"]
     most, patience = int(settings.get("most_bytes", 2**31)), float(settings.get("patience", 60.0))
-    check_length("the letter", len(letter), most)
+    letter = content_letter(message.content, most)
     reply = exchange(str(settings["socket"]), letter, most, patience, time.monotonic() + message.metadata.ttl)
-    return Message(RecordDict({"letter": ConfigRecord({"bytes": reply})}), reply_to=message)
+    return Message(letter_content(reply), reply_to=message)
 
 
 def exchange(path: str, letter: bytes, most: int, patience: float, until: float) -> bytes:
@@ -62,21 +61,6 @@ def connect_node(path: str, patience: float, until: float) -> socket.socket:
 
 def read_frame(connection: socket.socket, most: int) -> bytes:
     (length,) = LENGTH.unpack(read_exactly(connection, LENGTH.size))
-    check_length("the node's answer", length, most)
-    return read_exactly(connection, length)
-
-
-def read_exactly(connection: socket.socket, count: int) -> bytes:
-    pieces = []
-    while count:
-        piece = connection.recv(min(count, PIECE))
-        if not piece:
-            raise ConnectionError("the node closed the connection before it had answered")
-        pieces.append(piece)
-        count -= len(piece)
-    return b"".join(pieces)
-
-
-def check_length(what: str, length: int, most: int) -> None:
     if length > most:
-        raise ValueError(f"{what} has {length} bytes, more than most_bytes = {most} of the node config")
+        raise ValueError(f"the node answered {length} bytes, more than most_bytes = {most} of the node config")
+    return read_exactly(connection, length)
