@@ -53,6 +53,7 @@ class Federation:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ports: dict[str, int] = {}
         self.node_ids: dict[int, str] = {}
+        self.began: dict[str, int] = {}
         self.server_socket = check_socket(self.folder / "serve.sock")
         self._write_keys()
 
@@ -125,13 +126,20 @@ class Federation:
     def wait_for_supernode(self, number: int, patience: float = 90.0) -> None:
         """Until it is connected; one that ended, as it was refused, is started again."""
         name, limit = f"supernode{number}", time.monotonic() + patience
-        while "SuperNode ID" not in self.log(name).read_text(errors="replace"):
+        while "SuperNode ID" not in self.said(name):
             if time.monotonic() > limit:
                 raise TimeoutError(f"{name} is not connected after {patience:.0f} s: {self.last_line(name)}")
             if self.processes[name].poll() is not None:
                 time.sleep(2.0)
                 self.start(name, self.supernode_command(number))
             time.sleep(0.2)
+
+    def release(self, number: int) -> None:
+        """After a SIGKILL of its SuperNode: the SuperLink learns that it is gone, and takes it again at once."""
+        script = Path(__file__).with_name("federation_release.py")
+        where = [self.address, str(self.folder / "keys" / "ca.pem"), str(self.key(number)), self.node_ids[number]]
+        command = [str(self.flower / "python"), str(script), *where]
+        subprocess.run(command, env=self.environment("cli"), capture_output=True, timeout=60, check=True)
 
     def start_node(self, number: int) -> None:
         self.start(f"node{number}", self.join(self, number))
@@ -163,7 +171,8 @@ class Federation:
     def start(self, name: str, command: list[str]) -> None:
         """A process in a session of its own, so that Ctrl-C reaches it only through `stop`."""
         self.log(name).parent.mkdir(exist_ok=True)
-        with open(self.log(name), "wb") as log:
+        with open(self.log(name), "ab") as log:
+            self.began[name] = log.tell()
             self.processes[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -233,8 +242,12 @@ class Federation:
                 self.ports[name] = probe.getsockname()[1]
         return self.ports[name]
 
+    def said(self, name: str) -> str:
+        """What the log holds since the process was last started."""
+        return self.log(name).read_bytes()[self.began[name] :].decode(errors="replace")
+
     def last_line(self, name: str) -> str:
-        lines = [line for line in self.log(name).read_text(errors="replace").splitlines() if line.strip()]
+        lines = [line for line in self.said(name).splitlines() if line.strip()]
         return lines[-1] if lines else "its log is empty"
 
     def _connection(self) -> str:

@@ -9,6 +9,7 @@ letter at a time, as a node that dies while it uploads keeps its puller waiting 
 
 import contextlib
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -103,7 +104,7 @@ class Relay:
 
     def read_letters(self) -> bool:
         """Push what comes, frame by frame; whether the last one says that the run is over."""
-        while head := read_or_end(self.connection, HEAD.size):
+        while head := self.read_head():
             kind, token, ttl, key_length, length = HEAD.unpack(head)
             if kind == DONE:
                 return True
@@ -114,6 +115,12 @@ class Relay:
             node = read_exactly(self.connection, key_length).decode("ascii")
             self.push_letter(token, ttl, node, read_exactly(self.connection, length))
         return False
+
+    def read_head(self) -> bytes:
+        """The next frame's, or none at the end. Python runs signal handlers here, where Flower ends an app by one."""
+        while not select.select([self.connection], [], [], PAUSE_S)[0]:
+            pass
+        return read_or_end(self.connection, HEAD.size)
 
     def push_letter(self, token: int, ttl: float, node: str, body: bytes) -> None:
         now = time.monotonic()
