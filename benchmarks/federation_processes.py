@@ -195,27 +195,27 @@ class Federation:
             return
         self.kill(name)
 
-    def stop(self) -> None:
-        """Everything that was started from here ends, children of children too."""
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.terminate()
-        limit = time.monotonic() + 10
-        while (left := self.left_over()) and time.monotonic() < limit:
+    def stop(self, patience: float = 10.0) -> None:
+        """Everything that was started from here ends, children of children too: SIGTERM, then SIGKILL by their ids."""
+        try:
             for process in self.processes.values():
-                process.poll()
-            time.sleep(0.1)
-        for number in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait()
+                process.terminate()
+            limit = time.monotonic() + patience
+            while self.left_over() and time.monotonic() < limit:
+                time.sleep(0.1)
+        finally:
+            while left := self.left_over():
+                for number in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(number, signal.SIGKILL)
+                time.sleep(0.1)
 
     def left_over(self) -> list[int]:
         """Ids of processes that carry this folder's mark; without /proc, those started from here."""
-        mark = f"{MARK}={self.folder}".encode()
+        running = [process.pid for process in self.processes.values() if process.poll() is None]
         if not Path("/proc/self/environ").exists():
-            return [process.pid for process in self.processes.values() if process.poll() is None]
+            return running
+        mark = f"{MARK}={self.folder}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
