@@ -6,8 +6,9 @@ DOCS := .venv/.docs
 PEERS := .venv-bench/.ready
 TRITON := .venv-kernels/.ready
 MODELS := .venv-models/.ready
+FLOWER := .venv-flower/.ready
 
-.PHONY: demo check test plain kernels models lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test plain kernels models federation lint docs bench bench-parts bench-bytes bench-methods setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -27,6 +28,9 @@ kernels: $(TRITON)              ## the Triton kernels in Triton's interpreter, w
 
 models: $(MODELS)               ## models of transformers, peft, timm and torchvision, installed in .venv-models
 	OMP_NUM_THREADS=1 .venv-models/bin/python -m pytest -n auto tests/models_of_others
+
+federation: $(STAMP) $(FLOWER)  ## a SuperLink and four SuperNodes on this machine, with TLS; Flower in .venv-flower
+	$(BIN)/python benchmarks/federation.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -92,5 +96,11 @@ $(MODELS): pyproject.toml constraints.txt
 		transformers==5.22.2 peft==0.21.2 timm==1.0.30 torchvision==0.28.0 torchmetrics==1.9.0
 	touch $@
 
+# Flower asks for other versions than constraints.txt has, and for Python 3.11; only bytes pass between the two.
+$(FLOWER): constraints-flower.txt
+	$(PYTHON) -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --constraint constraints-flower.txt flwr==1.41.0
+	touch $@
+
 clean:
-	rm -rf .venv .venv-bench .venv-kernels .venv-models build dist .cache
+	rm -rf .venv .venv-bench .venv-kernels .venv-models .venv-flower build dist .cache
