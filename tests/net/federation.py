@@ -33,7 +33,7 @@ def study_with(method: Any, **other: Any) -> Study:
 class QuickClock(Clock):
     """Time passes only while the server waits; a server that would wait for ever is stopped."""
 
-    def __init__(self, most: int = 300):
+    def __init__(self, most: int = 3000):
         self.time, self.left = 0.0, most
 
     def now(self) -> float:

@@ -9,12 +9,13 @@ from rich.table import Table
 
 from sparing.cli.wording import megabytes_text, size_text
 from sparing.data.dataset import Dataset
+from sparing.net.holdings import write_holdings
 from sparing.reports.split_picture import draw_split
 from sparing.runs.cost import StudyCost
 from sparing.runs.study import TaskSection
 from sparing.split import split_report, split_report_lines
 from sparing.split.summary import SplitReport
-from sparing.tasks.build import load_and_partition
+from sparing.tasks.build import build_task, load_and_partition
 
 
 def _load_split(task: TaskSection, seed: int) -> tuple[Dataset, SplitReport]:
@@ -23,6 +24,12 @@ def _load_split(task: TaskSection, seed: int) -> tuple[Dataset, SplitReport]:
     shares = (task.test, task.validation, task.held_out, task.probe)
     pool, parts = load_and_partition(task.data, task.clients, split, seed, *shares)
     return pool, split_report(parts, pool)
+
+
+def write_nodes(task: TaskSection, seed: int, folder: Path) -> list[Path]:
+    """Every client's samples as a file of its own, and the server's test set."""
+    pool, _ = _load_split(task, seed)
+    return write_holdings(folder, build_task(**task.model_dump(), seed=seed), pool.classes)
 
 
 def split_json(task: TaskSection, seed: int) -> dict[str, Any]:

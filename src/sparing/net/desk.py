@@ -46,6 +46,7 @@ from sparing.wire import from_bytes, parcel_sizes
 from sparing.wire.bound import most_bytes
 
 LONGEST_PAUSE = 3600.0
+CARRIER_PAUSE = 1.0
 WHOSE = {"global": Whose.GLOBAL, "before": Whose.BEFORE, "after": Whose.AFTER}
 
 
@@ -65,7 +66,8 @@ class Post(Protocol):
     def exchange(
         self, letters: Iterator[tuple[int, bytes]], seconds: float, most: Callable[[int], int]
     ) -> Generator[tuple[int, bytes], None, None]:
-        """Answers as they come, until everybody has answered or this time is over; `most` bytes of each at most.
+        """Answers as they come, until everybody has answered, this time is over, or the carrier has broken down;
+        `most` bytes of each at most.
 
         From whom an answer is, the carrier knows; what the answer itself says is not asked.
         """
@@ -274,9 +276,11 @@ class RoundTable:
                     tries, pause = tries + 1, section.resend
                     continue
             pause, again = min(pause, left), clock.now() + min(pause, left)
+            refused = self.desk.audit.refusals
             self.ask(pause)
-            if len(self.counted) < self.enough and clock.now() < again:
-                clock.sleep(again - clock.now())  # whoever refused is not asked at once
+            rest = again - clock.now()
+            if len(self.counted) < self.enough and rest > 0:  # who refused is not asked at once; a carrier comes back
+                clock.sleep(rest if self.desk.audit.refusals > refused else min(rest, CARRIER_PAUSE))
             pause = min(2 * pause, LONGEST_PAUSE)
 
     @property

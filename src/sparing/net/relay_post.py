@@ -47,6 +47,7 @@ class RelayPost:
     def __init__(self, path: Path, keys: list[str], tell: Callable[[str], None] = lambda line: None):
         self.keys, self.tell, self.path = keys, tell, path
         self.door = listen(path)
+        self.door.setblocking(False)
         self.relay: _Relay | None = None
         self.sent: dict[int, _Sent] = {}
         self.present: set[str] = set()
@@ -70,6 +71,8 @@ class RelayPost:
             if not relay.pump(min(_WAIT, max(0.0, end - time.monotonic())), self.longest):
                 self.tell("the relay is gone; waiting for it to come back")
                 self.relay = None
+                return
+            if self.replaced():
                 return
             for kind, token, key, body in relay.received():
                 open_tokens.discard(token)
@@ -106,15 +109,22 @@ class RelayPost:
         return sent.client, b"" if body is None else body
 
     def connected(self, end: float) -> "_Relay | None":
-        """The relay, waited for until then."""
-        if self.relay is None:
-            self.door.settimeout(max(0.01, end - time.monotonic()))
-            try:
-                peer, _ = self.door.accept()
-            except TimeoutError:
-                return None
-            self.relay, self.sent = _Relay(peer), {}
+        """The relay, waited for until then; of two, the one that came last."""
+        while not self.replaced() and self.relay is None and time.monotonic() < end:
+            time.sleep(min(_WAIT, max(0.01, end - time.monotonic())))
         return self.relay
+
+    def replaced(self) -> bool:
+        """Whether a relay has come that was not there before: what the one before it carried may be lost."""
+        try:
+            peer, _ = self.door.accept()
+        except BlockingIOError:
+            return False
+        if self.relay is not None:
+            self.relay.peer.close()
+        self.relay, self.sent = _Relay(peer), {}
+        self.tell("a relay is connected")
+        return True
 
     def leave(self) -> None:
         """Without a word: the relay waits for whoever comes next."""

@@ -81,6 +81,9 @@ def data_command(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the split.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Figure to write. [default: NAME-SPLIT.png]")] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="Also write each client's samples to this folder, for `sparing join`.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a dataset, and plot how it is split over clients.
@@ -89,6 +92,7 @@ def data_command(
     sparing data                                 list all datasets
     sparing data digits split.dirichlet=0.1 clients=10
     sparing data cifar100 split=superclass
+    sparing data digits clients=4 --nodes nodes  client-0.npz, ... and server.npz, to try a federation
     """
     from sparing.cli.study_files import load_known_study
     from sparing.runs.known_names import known_names
@@ -102,8 +106,11 @@ def data_command(
         raise ConfigError(f"{name} is code, and data runs no code but sparing's; `sparing check` does")
     from rich.console import Console
 
-    from sparing.cli.data_and_cost import show_split, split_json
+    from sparing.cli.data_and_cost import show_split, split_json, write_nodes
 
+    if nodes is not None:
+        for path in write_nodes(task, seed, nodes):
+            typer.echo(f"wrote {path}", err=as_json)
     if as_json:
         print_json(split_json(task, seed))
         return
