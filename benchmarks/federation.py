@@ -145,9 +145,8 @@ def play(folder: Path, args: argparse.Namespace, study: Path, overrides: list[st
     ledger = (trial.run / "ledger.csv").read_bytes() == (folder / "simulated" / "ledger.csv").read_bytes()
     messages = result["rounds"] * trial.clients
     print(f"over Flower   {result['model_sha256']}")
-    print(
-        f"simulated     {again.model_sha256}  {'the same' if same else 'ANOTHER'}; ledger {'equal' if ledger else 'DIFFERENT'}"
-    )
+    verdict = f"{'the same' if same else 'ANOTHER'}; ledger {'equal' if ledger else 'DIFFERENT'}"
+    print(f"simulated     {again.model_sha256}  {verdict}")
     print(f"killed: server {mishaps.done['server']} times, nodes {mishaps.done['node']} times")
     figures = {
         "rounds": result["rounds"],

@@ -29,6 +29,9 @@ from sparing.tasks.build import network_builder, own_loss
 from sparing.tasks.code import is_code
 
 _DEEPEST = 16  # brackets within each other
+_KEPT = {"method", "personalization", "local", "rounds", "sample", "seed"}
+_SAID = {*_KEPT, "task", "plan", "task.model", "task.augment", "plan.path", "plan.precision"}
+"""Keys of a study that terms may hold."""
 
 
 class Terms(BaseModel):
@@ -51,8 +54,7 @@ class Terms(BaseModel):
 
 def terms_of(study: Study, job: Job, shape: tuple[int, ...], classes: int, copies: Path | None = None) -> Terms:
     """The server's."""
-    kept = {"method", "personalization", "local", "rounds", "sample", "seed"}
-    values = study.model_dump(include=kept, exclude_defaults=True)
+    values = study.model_dump(include=_KEPT, exclude_defaults=True)
     named = study.task.model if "task.model" not in study.code() else OWN_TASK
     values["task"] = {"model": named, "augment": study.task.augment}
     values["plan"] = {"path": study.plan.path, "precision": study.plan.precision}
@@ -136,8 +138,14 @@ def node_job(terms: Terms, client: int, train: Pair, test: Pair | None, own: Own
 
 def _study_in(terms: Terms, own: OwnCode) -> Study:
     """The server's study with this node's own code; what names a file or a module in it is refused."""
-    task = terms.study.get("task", {})
-    named = task.get("model") if isinstance(task, dict) else None
+    task, plan = (terms.study[key] if isinstance(terms.study.get(key), dict) else {} for key in ("task", "plan"))
+    said = [*terms.study, *(f"task.{key}" for key in task), *(f"plan.{key}" for key in plan)]
+    odd = next((key for key in said if key not in _SAID), None)
+    if odd is not None:
+        raise ConfigError(
+            f"the server's terms hold {odd[:60]!r}, which is no business of a node's; install the same sparing"
+        )
+    named = task.get("model")
     if named == OWN_TASK:
         if own.model is None:
             raise ConfigError(
@@ -151,7 +159,7 @@ def _study_in(terms: Terms, own: OwnCode) -> Study:
     values = dict(terms.study) | {"engine": "debug", "device": "cpu"}
     values["task"] = {"data": {OWN_TASK: {"name": "a node's own"}}, "split": None, "augment": task.get("augment", [])}
     values["task"] |= {"model": named, "loss": own.loss}
-    values["plan"] = {"chunk": 1, "threads": 1, "bank": "memory"} | terms.study.get("plan", {})
+    values["plan"] = {"chunk": 1, "threads": 1, "bank": "memory"} | plan
     return study_from(values, "the server's terms")
 
 
