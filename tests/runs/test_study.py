@@ -54,7 +54,7 @@ def test_lists_and_plus_are_the_same():
         ({"local": {"lr": -0.1}}, "local.lr: .*greater than 0"),
         ({"local": {"momentum": 1}}, "local.momentum: .*less than 1"),
         ({"local": {"optimiser": "sdg"}}, "local.optimiser: no optimiser is called 'sdg': did you mean 'sgd'"),
-        ({"engine": "fast"}, "engine: .*'vector' or 'debug'"),
+        ({"engine": "fast"}, "engine: .*'vector', 'debug' or 'network'"),
         ({"method": ""}, "name at least one"),
         ({"method": []}, "name at least one"),
         ({"method": 7}, "method is 7: write a name"),

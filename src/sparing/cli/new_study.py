@@ -52,6 +52,38 @@ Continue an interrupted run with `sparing resume FOLDER`. The same study and see
 """
 
 
+_FEDERATION_STUDY_TEXT = """\
+# A study for real machines: `sparing serve` plays it with nodes, `sparing run` simulates it, with the same result.
+
+task:
+  data: digits                # for `sparing run`; on a network every node names its own samples
+  clients: 4
+  model: cnn
+
+method: [topk, int8, memory, {norm-bound: {bound: 10}}]   # norm-bound: what one client can do to the model is bounded
+
+local: {epochs: 1, batch: 16, lr: 0.1}
+rounds: 20
+sample: 4
+seed: 0
+plan: {path: loop}            # the plain step, which gives the same bits on all machines of a kind
+
+network:                      # docs/network.md
+  deadline: 600               # seconds that a round waits for uploads
+  quorum: 0.75                # of `sample`, with which a round counts at its deadline
+  retries: 3                  # deadlines more, before the run stops
+"""
+
+
+def write_federation_study(folder: Path) -> Path | None:
+    """The study of a federation, unless there is one already."""
+    path = folder / "study.yaml"
+    if path.exists():
+        return None
+    path.write_text(_FEDERATION_STUDY_TEXT)
+    return path
+
+
 def write_new_study(path: Path) -> list[Path]:
     """A folder that was not there before, with a study file and a README."""
     try:

@@ -143,7 +143,7 @@ def _study_in(terms: Terms, own: OwnCode) -> Study:
     odd = next((key for key in said if key not in _SAID), None)
     if odd is not None:
         raise ConfigError(
-            f"the server's terms hold {odd[:60]!r}, which is no business of a node's; install the same sparing"
+            f"the server's terms hold {odd[:60]!r}, which no node needs; install the same sparing on both"
         )
     named = task.get("model")
     if named == OWN_TASK:

@@ -87,6 +87,24 @@ def flower_app_command(
     \b
     sparing flower app carrier --socket run/server.sock && flwr run carrier
     """
+    from sparing.cli.new_study import write_federation_study
     from sparing.net.flower import write_app
 
     typer.echo(f"wrote {write_app(folder, socket.resolve())}; submit it with: flwr run {folder}")
+    if path := write_federation_study(folder):
+        typer.echo(f"wrote {path}, a study to start from: sparing serve {path} --roster roster.csv --test server.npz")
+
+
+@flower_commands.command("node")
+def flower_node_command(
+    folder: Annotated[Path, typer.Argument(help="Folder to create.")],
+    flower: Annotated[Path, typer.Option(help="Folder of Flower's own commands, such as .venv-flower/bin.")],
+) -> None:
+    """Write commands for a SuperNode's PATH that let it answer sparing's letters and run no other app.
+
+    \b
+    sparing flower node shim --flower /opt/flower/bin && PATH=$PWD/shim:$PATH flower-supernode ...
+    """
+    from sparing.net.flower import write_node_commands
+
+    typer.echo(f"wrote {write_node_commands(folder, flower)}; put it first in the SuperNode's PATH")
