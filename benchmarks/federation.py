@@ -20,6 +20,7 @@ from federation_processes import Federation
 
 import sparing
 from sparing.net.holdings import write_holdings
+from sparing.runs.own_code import trust_code
 from sparing.runs.start import start_run, task_from_study
 from sparing.runs.study import Study, load_study
 
@@ -38,7 +39,7 @@ class Trial:
         self.federation = Federation(folder / "flower", flower, self.serve, self.join)
 
     def serve(self, federation: Federation) -> list[str]:
-        options = ["--test", self.data("server"), "--socket", str(federation.server_socket), "--json"]
+        options = ["--test", self.data("server"), "--socket", str(federation.server_socket), "--json", "--trust"]
         if (self.run / "config.yaml").exists():
             return [*SPARING, "serve", "--resume", str(self.run), *options]
         roster = self.folder / "roster.csv"
@@ -50,7 +51,12 @@ class Trial:
 
     def join(self, federation: Federation, number: int) -> list[str]:
         state = ["--state", str(self.folder / f"state{number}"), "--socket", str(federation.node_socket(number))]
-        return [*SPARING, "join", "--data", self.data(f"client-{number}"), *state]
+        return [*SPARING, "join", "--data", self.data(f"client-{number}"), *state, *self.own_code()]
+
+    def own_code(self) -> list[str]:
+        """Nodes name their own copies of what the study names."""
+        named = {key.rpartition(".")[2]: call.reference for key, call in self.values.code().items()}
+        return [word for key in ("model", "loss") if key in named for word in (f"--{key}", named[key])]
 
     def data(self, name: str) -> str:
         return str(self.folder / "data" / f"{name}.npz")
@@ -126,6 +132,7 @@ def main() -> int:
         [word for word in args.study if "=" in word],
     )
     values = load_study(study, overrides)
+    trust_code(values)
     with tempfile.TemporaryDirectory(prefix="fed-", ignore_cleanup_errors=True) as folder:
         return play(Path(folder), args, study, overrides, values)
 
