@@ -10,8 +10,8 @@ import tracemalloc
 from contextlib import contextmanager
 
 import pytest
-from net.federation import Federated, Simulated, same_states, study_with
 
+from net.federation import Federated, Simulated, same_states, study_with
 from sparing.core.errors import ConfigError
 from sparing.net.local_sockets import ask, listen, serve_letters
 from sparing.net.relay_post import Frame, RelayPost
