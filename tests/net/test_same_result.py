@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from net.federation import Federated, Simulated, same_states, study_with
+from net.federation import Federated, QuickClock, Simulated, same_states, study_with
 from sparing.core.registry import known_recipes
+from sparing.net.holdings import trusted_call
+from sparing.net.node import Node
+from sparing.net.store import Store
+from sparing.net.terms import OwnCode
 
 MLP = {"data": "digits", "clients": 5, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [12, 10]}}}
 CNN = MLP | {"model": "cnn"}
@@ -90,3 +94,41 @@ def test_momentum_that_clients_keep(tmp_path):
 def test_the_probe_set_is_the_servers(tmp_path):
     method = [{"psfed": {"selector": "gradient", "source": "probe"}}]
     check(method, tmp_path, task=MLP | {"probe": 20})
+
+
+def test_several_clients_on_one_node(tmp_path):
+    """One process, one folder, a file of state for each client."""
+    study = study_with("psfed+topk+int8+memory", **STUDY)
+    alone = Simulated(study, tmp_path / "simulated")
+    federated = Federated(study, tmp_path / "federated")
+    for node in federated.nodes.values():
+        node.store.close()
+    for some in ([0, 1, 2], [3, 4]):
+        node = Node(Store(tmp_path / f"site-{some[0]}"), {who: federated.holding(who) for who in some})
+        federated.nodes |= dict.fromkeys(some, node)
+    assert federated.run().model_sha256 == alone.result.model_sha256
+    assert federated.ledger == alone.ledger
+    assert same_states(federated, alone)
+    assert federated.nodes[0].store.clients() == [0, 1, 2]
+
+
+def test_code_of_ones_own_is_every_nodes_own(tmp_path, monkeypatch):
+    """The model is a file of the study's; nodes name their own copy, and another one is refused."""
+    monkeypatch.chdir(tmp_path)
+    text = "from torch import nn\n\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    for name in ("server.py", "node.py"):
+        (tmp_path / name).write_text(text)
+        trusted_call(f"{name}:net")
+    study = study_with("topk+memory", **(STUDY | {"task": MLP | {"model": "server.py:net"}}))
+    alone, federated = Simulated(study, tmp_path / "simulated"), Federated(study, tmp_path / "federated")
+    for node in federated.nodes.values():
+        node.own = OwnCode(model="node.py:net")
+    assert federated.run().model_sha256 == alone.result.model_sha256
+    (tmp_path / "node.py").write_text(text + "# changed\n")
+    trusted_call("node.py:net")
+    other = Federated(study, tmp_path / "other")
+    other.nodes[0].own = OwnCode(model="node.py:net")
+    with pytest.raises(AssertionError, match="waits"):
+        other.run(clock=QuickClock(5))
+    for node in federated.nodes.values():
+        node.store.close()
