@@ -249,14 +249,15 @@ evenly = Weigh(
 
 
 Collector = Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]]
-"""(values, votes, weight) -> (update, covered): everyone's values `[n, *shape]`, votes bool `[n, *shape]` and weights
-`[n]` float64, in id order; the update, float64 `[1, *shape]`, and where there is one, bool `[1, *shape]`."""
+"""(values, votes, weight) -> (update, where there is one); see `Blend`."""
 
 
 class Blend(NamedTuple):
     """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps.
 
-    A recipe puts a `collect` in with `compose.collected_by`.
+    `collect(values, votes, weight)` sees everyone in id order: values `[n, *shape]`, votes bool `[n, *shape]`, weights
+    `[n]` float64. It gives the update, float64 `[1, *shape]`, and where there is one, bool `[1, *shape]`. A recipe puts
+    it in with `compose.collected_by`.
     """
 
     weigh: Weigh = by_samples
