@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, MethodError
 from sparing.core.fold import Collect, Fold, without_unsound
 from sparing.core.grid import limits_of
 from sparing.core.method import Arrival
@@ -223,3 +223,25 @@ def test_unsound_arrivals_are_left_out_and_counted(bad):
     assert got.notes["n"].tolist() == [1, 4]
     assert got.scope["3.weight"].shape[0] == 2
     assert torch.equal(got.update["3.weight"], update["3.weight"][[0, 3]])
+
+
+WRONG = {
+    "nothing": lambda values, votes, weight: ({}, {}),
+    "torch.float32": lambda values, votes, weight: (take_first(values), take_first(votes)),
+    r"torch.float64 \[": lambda values, votes, weight: ({n: x[0].double() for n, x in values.items()}, {}),
+    "nothing as covered": lambda values, votes, weight: ({n: x[:1].double() for n, x in values.items()}, {}),
+}
+
+
+def take_first(tree):
+    return {name: x[:1] for name, x in tree.items()}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_collect_that_gives_something_else_is_refused_by_name(said):
+    update = {name: x.float() for name, x in random_tree(LAYOUT, 3).items()}
+    ctx = make_ctx([0, 1, 2])
+    fold = Collect(limits_of(take_first(update)), 3.0, WRONG[said])
+    fold.add(Arrival(update, dict.fromkeys(update), {}, update, ctx), torch.ones(3).double(), {})
+    with pytest.raises(MethodError, match=f"of '.*' the blend's `collect` gives {said}.*; let it give"):
+        fold.mean(ctx)

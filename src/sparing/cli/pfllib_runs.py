@@ -9,7 +9,7 @@ from rich.console import Console
 from sparing.cli.commands.shared import complain, print_json
 from sparing.cli.pfllib_flags import PfllibStudy
 from sparing.cli.study_files import admit_code
-from sparing.cli.watched_runs import begin_run, resume_run, watch_run
+from sparing.cli.watched_runs import begin_run, take_up_run, watch_run
 from sparing.cli.wording import print_result
 from sparing.reports.h5_files import write_h5
 from sparing.reports.run_folders import holds_study
@@ -34,7 +34,7 @@ def run_pfllib(said: PfllibStudy) -> None:
             typer.echo(
                 f"run {i + 1} of {said.times}: {study.rounds} rounds, to {folder}; a line follows every tenth of them"
             )
-        going = resume_run(folder) if there else begin_run(study, folder)
+        going = take_up_run(folder) if there else begin_run(study, folder)
         results.append(watch_run(going, said.as_json))
         if not said.as_json:
             print_result(results[-1], str(folder), Console())

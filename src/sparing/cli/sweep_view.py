@@ -36,7 +36,7 @@ class _SweepOverview:
         line = Table.grid(padding=(0, 2))
         bar = ProgressBar(total=self.course.count, completed=self.course.done, width=20)
         best = winning_trial(self.course.trials)
-        said = f"best {_value_text(best)}{best.judge.unit}: {_settings_text(best.settings)}" if best else ""
+        said = f"best {_trial_text(best)}{best.judge.unit}: {_settings_text(best.settings)}" if best else ""
         line.add_row("[bold]sweep[/]", bar, f"{self.course.done}/{self.course.count} trials", Text(said))
         return Group(line, *(Text(f"  {_run_progress_text(work)}", style="dim") for work in self.course.running))
 
@@ -78,7 +78,7 @@ def _trial_outcome(one: Trial) -> str:
     if one.complete:
         sent = megabytes_text(round(one.over_seeds("bytes").mean))
         name = "accuracy" if one.judge.by_accuracy else one.judge.column
-        return f"{name} {_value_text(one)}{one.judge.unit}  {sent} MB"
+        return f"{name} {_trial_text(one)}{one.judge.unit}  {sent} MB"
     return _missing_seeds_text(one)
 
 
@@ -108,7 +108,7 @@ def _short_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _value_text(one: Trial) -> str:
+def _trial_text(one: Trial) -> str:
     """Mean ± std over seeds of what trials are judged by."""
     s, judge = one.over_seeds("value"), one.judge
     spread = judge.number(s.std) if judge.by_accuracy else f"{s.std:.2g}"
@@ -133,7 +133,7 @@ def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, c
         cells = ["-"] * 3
         if one.complete:
             sent = [megabytes_text(round(one.over_seeds(name).mean)) for name in ("up_bytes", "down_bytes")]
-            cells = [_value_text(one), *sent]
+            cells = [_trial_text(one), *sent]
         table.add_row(str(one.number), *chosen, *cells, _PARETO_MARK if one.number in stars else "")
     console.print(table, highlight=False)
     seeds = ", ".join(map(str, plan.seeds))
@@ -145,7 +145,7 @@ def print_sweep(plan: SweepSpec, trials: Sequence[Trial], final: Trial | None, c
         if not one.complete
     ]
     if final is not None:
-        test = f"{_value_text(final)}{judge.unit}" if final.complete else _missing_seeds_text(final)
+        test = f"{_trial_text(final)}{judge.unit}" if final.complete else _missing_seeds_text(final)
         over = ", ".join(map(str, final.seeds))
         lines.append(f"Trial {final.number} on test samples, seeds {over}: {judge.column} {test}")
     for line in lines:

@@ -27,7 +27,7 @@ def begin_run(study: Study, folder: Path) -> RunToWatch:
     return folder, progress, lambda loggers: start_run(study, out=folder, loggers=loggers)
 
 
-def resume_run(folder: Path) -> RunToWatch:
+def take_up_run(folder: Path) -> RunToWatch:
     study = study_in_folder(folder)
     progress = RunProgress(method_name(study.method), study.rounds, _earlier_rounds(folder), study.evaluate.metrics)
     return folder, progress, lambda loggers: resume(folder, loggers=loggers)

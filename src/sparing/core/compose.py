@@ -9,7 +9,20 @@ from sparing.core.codec import chain, feedback, led_past_codec
 from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
 from sparing.core.gaussian import Words, fresh_words
-from sparing.core.method import Blended, Codec, Local, Method, Recipe, Remade, Report, Rule, Share, Weigh, by_samples
+from sparing.core.method import (
+    Blended,
+    Codec,
+    Collector,
+    Local,
+    Method,
+    Recipe,
+    Remade,
+    Report,
+    Rule,
+    Share,
+    Weigh,
+    by_samples,
+)
 from sparing.core.parcel import Cut, Cuts, intersect_cuts
 from sparing.core.rules import refuse_kept_sizes, refuse_unsound
 from sparing.core.tree import Layout, Tree, prefixed, under
@@ -91,6 +104,13 @@ def weighed_by(method: Method, weigh: Weigh) -> Method:
             f"{weigh.name!r} and {method.blend.weigh.name!r} both say how much a client counts; drop one of them"
         )
     return method._replace(blend=method.blend._replace(weigh=weigh))
+
+
+def collected_by(method: Method, name: str, collect: Collector, lenient: bool = False) -> Method:
+    """The method with this blend of everyone at once in the place of its mean; a second one is refused."""
+    if method.blend.collect is not None:
+        raise MethodError(f"{name!r} follows another robust blend, and arrivals are blended once; keep one of them")
+    return method._replace(blend=method.blend._replace(collect=collect, lenient=lenient))
 
 
 def join_shares_beside(a: Share, b: Share) -> Share:

@@ -6,14 +6,13 @@ accumulator only ever adds exactly. The server needs one accumulator per tensor,
 vote on different coordinates.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
+from sparing.core.errors import MethodError
 from sparing.core.grid import Grid, Limits
-from sparing.core.method import Arrival, Blended
+from sparing.core.method import Arrival, Blended, Collector
 from sparing.core.operation import operation
 from sparing.core.roster import Roster
 from sparing.core.tree import Tree, column, flat, take_rows
@@ -85,7 +84,7 @@ def add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx)
 class Collect:
     """For blends that need everyone at once (median, Krum): keeps the arrivals until the end, then in id order."""
 
-    def __init__(self, limits: Limits, total_weight: float, reduce: Callable):
+    def __init__(self, limits: Limits, total_weight: float, reduce: Collector):
         self.grid = Grid(limits, total_weight)
         self.roster = Roster()
         self.reduce = reduce
@@ -118,13 +117,27 @@ class Collect:
             votes[name] = self.votes(name, ids.tolist(), values[name])
         weight = ctx.placed(weight)
         update, covered = self.reduce(values, votes, weight)
-        return Blended(update, covered, ids, weight, seen)
+        _refuse_misfits(values, update, covered)
+        return Blended(update, {**covered}, ids, weight, seen)
 
     def votes(self, name: str, ids: list[int], like: Tensor) -> Tensor:
         scopes, full = [self.scope[i].get(name) for i in ids], torch.ones((), dtype=torch.bool, device=like.device)
         if all(scope is None for scope in scopes):
             return full.expand_as(like)
         return torch.stack([(full if scope is None else scope).expand_as(like[0]) for scope in scopes])
+
+
+def _refuse_misfits(values: Tree, update: Tree, covered: Tree) -> None:
+    """Refuse what a `collect` gives where it does not fit what it was given."""
+    for name, x in values.items():
+        shape = (1, *x.shape[1:])
+        for what, given, dtype in (("update", update, torch.float64), ("covered", covered, torch.bool)):
+            found = given.get(name)
+            if found is None or found.shape != shape or found.dtype != dtype:
+                seen = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise MethodError(
+                    f"of {name!r} the blend's `collect` gives {seen} as {what}; let it give {dtype} {list(shape)}"
+                )
 
 
 def without_unsound(arrival: Arrival, fold: "Fold | Collect") -> Arrival:

@@ -248,15 +248,20 @@ evenly = Weigh(
 """Every client counts the same."""
 
 
+Collector = Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]]
+"""(values, votes, weight) -> (update, where there is one); see `Blend`."""
+
+
 class Blend(NamedTuple):
     """How arrivals become one update: weigh, reduce (a fold, or `collect` where everyone is needed), then steps.
 
     `collect(values, votes, weight)` sees everyone in id order: values `[n, *shape]`, votes bool `[n, *shape]`, weights
-    `[n]` float64. It gives the update, float64 `[1, *shape]`, and where there is one, bool `[1, *shape]`.
+    `[n]` float64. It gives the update, float64 `[1, *shape]`, and where there is one, bool `[1, *shape]`. A recipe puts
+    it in with `compose.collected_by`.
     """
 
     weigh: Weigh = by_samples
-    collect: Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]] | None = None  # None: the weighted mean
+    collect: Collector | None = None  # None: the weighted mean
     steps: tuple[Step, ...] = ()
     meters: tuple[Meter, ...] = ()
     lenient: bool = False  # leave out arrivals that are not finite or far too large, instead of stopping the run

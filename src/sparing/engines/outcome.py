@@ -18,7 +18,7 @@ def read_later(
 ) -> Callable[[], tuple[list[Tensor], dict[str, float]]]:
     """What this gives judges the requirements, then hands out the losses and the numbers that are any."""
     parts = [part for report in reports for part in (report.maps if isinstance(report, ChainMap) else [report])]
-    wanted = [_tensors_of(part) for part in parts]
+    wanted = [_tensors_in_report(part) for part in parts]
     holds = [requirement.holds for requirement in requirements]
     arrived = to_host([*losses, *(x for some in wanted for x in some), *holds])
 
@@ -38,7 +38,7 @@ def read_later(
     return read
 
 
-def _tensors_of(part: Report) -> list[Tensor]:
+def _tensors_in_report(part: Report) -> list[Tensor]:
     """What must be brought to the host; of a report that is still being worked out, nothing."""
     if isinstance(part, Summary):
         return list(part.tensors)

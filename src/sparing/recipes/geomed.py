@@ -1,3 +1,4 @@
+from sparing.core.compose import collected_by
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts.blend import robust
@@ -9,6 +10,6 @@ def geomed(nu: float = 1e-6, steps: int = 4) -> Recipe:
     rule = robust.geometric_median_rule(nu, steps)
 
     def apply(method: Method) -> Method:
-        return robust.with_collected_rule(method, "geomed", rule)
+        return collected_by(method, "geomed", rule, lenient=True)
 
     return apply

@@ -1,5 +1,6 @@
 from typing import Literal
 
+from sparing.core.compose import collected_by
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
@@ -17,6 +18,6 @@ def krum(share: float = 0.2, m: int | Literal["most"] = 1) -> Recipe:
                 "krum compares whole updates, but clients of split-mix may train different bases; take median, "
                 "trimmed-mean or geomed, or drop split-mix"
             )
-        return robust.with_collected_rule(method, "krum", rule)
+        return collected_by(method, "krum", rule, lenient=True)
 
     return apply

@@ -1,3 +1,4 @@
+from sparing.core.compose import collected_by
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts.blend import robust
@@ -8,6 +9,6 @@ def median() -> Recipe:
     """Aggregate by the coordinate-wise median instead of the mean; unweighted."""
 
     def apply(method: Method) -> Method:
-        return robust.with_collected_rule(method, "median", robust.coordinate_median)
+        return collected_by(method, "median", robust.coordinate_median, lenient=True)
 
     return apply

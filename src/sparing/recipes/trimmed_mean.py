@@ -1,3 +1,4 @@
+from sparing.core.compose import collected_by
 from sparing.core.method import Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts.blend import robust
@@ -9,6 +10,6 @@ def trimmed_mean(share: float = 0.2) -> Recipe:
     rule = robust.trimmed_mean_rule(share)
 
     def apply(method: Method) -> Method:
-        return robust.with_collected_rule(method, "trimmed-mean", rule)
+        return collected_by(method, "trimmed-mean", rule, lenient=True)
 
     return apply

@@ -17,7 +17,7 @@ def _task_headline(rows: list[ComparisonRow]) -> str:
         return f"No {ranking.metric} was measured for every method{where}, so none is called the best."
     top = next((row for row in rows if row.best), base)
     sent = f"{short_megabytes(megabytes_sent(top))} MB sent in {base.rounds} round{'s' * (base.rounds > 1)}"
-    reached = f"{_value_text(top.stats[name].mean, name, ranking)} with {sent}"
+    reached = f"{_mean_text(top.stats[name].mean, name, ranking)} with {sent}"
     superlative = _superlative(ranking)
     if len(rows) == 1:
         what = "" if ranking.by_accuracy else f"{ranking.metric} "
@@ -35,7 +35,7 @@ def _task_headline(rows: list[ComparisonRow]) -> str:
     return f"{said}; {near.method} comes next with {sends} MB, {_gap_text(near.gaps[name], top.method, ranking)}."
 
 
-def _value_text(value: float, name: str, ranking: Ranking) -> str:
+def _mean_text(value: float, name: str, ranking: Ranking) -> str:
     whose = "" if name == ranking.measures[0] else "personalized"
     if ranking.by_accuracy:
         return f"{100 * value:.2f} % {whose} accuracy".replace("  ", " ")

@@ -43,7 +43,7 @@ _FIGURES = (
 
 def report_figures(groups: Sequence[RunGroup]) -> list[tuple[str, Figure]]:
     """Those that these runs have data for, each with a word for a list of them; every task has plots of its own."""
-    methods = _method_names(groups)
+    methods = _group_methods(groups)
     tasks = {}
     for task, some in groups_by_task(groups).items():
         seen = read_groups([group._replace(label=group.method or group.label) for group in some])
@@ -97,12 +97,12 @@ def report_page(groups: Sequence[RunGroup], found: Comparison, made: Sequence[tu
 
 def _report_title(groups: Sequence[RunGroup]) -> str:
     tasks = list(dict.fromkeys(group.task or group.runs[0].data for group in groups))
-    methods = _method_names(groups)
+    methods = _group_methods(groups)
     what = methods[0] if len(methods) == 1 else f"{len(methods)} methods"
     return f"{what} on {', '.join(tasks)}"
 
 
-def _method_names(groups: Sequence[RunGroup]) -> list[str]:
+def _group_methods(groups: Sequence[RunGroup]) -> list[str]:
     return list(dict.fromkeys(group.method or group.label for group in groups))
 
 
@@ -110,7 +110,7 @@ def _report_subtitle(groups: Sequence[RunGroup]) -> str:
     rounds = list(dict.fromkeys(len(group.runs[0].table) for group in groups))
     seeds = list(dict.fromkeys(len(group.runs) for group in groups))
     each = " each" if len(groups) > 1 else ""
-    said = ", ".join(_method_names(groups))
+    said = ", ".join(_group_methods(groups))
     return f"{_either_count(rounds, 'round')}, {_either_count(seeds, 'seed')}{each}: {said}."
 
 

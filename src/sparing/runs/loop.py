@@ -153,11 +153,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         """Say how round t went, and keep it."""
         outcome, evaluation = under_way(), None
         run.release(t)
-        if is_timed(run.job.fleet):
-            so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
-            outcome = outcome._replace(report=outcome.report | clock_report(run.job, outcome, t, so_far))
-        if run.spending:
-            outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
+        outcome = _with_time_and_epsilon(run, t, outcome)
         if t % study.evaluate.every == 0 or t == run.last:
             if run.asks_clients and run.folder and run.owed is None:
                 run.owed = OwedRound(t, outcome, pictures)
@@ -205,6 +201,16 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     result = _result_of_run(run)
     run.finish(result)
     return result
+
+
+def _with_time_and_epsilon(run: RunState, t: int, outcome: Outcome) -> Outcome:
+    """The outcome of round t with how long it took the fleet, and what of its privacy is spent."""
+    if is_timed(run.job.fleet):
+        so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
+        outcome = outcome._replace(report=outcome.report | clock_report(run.job, outcome, t, so_far))
+    if run.spending:
+        outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
+    return outcome
 
 
 def cohort_size(clients: int, sample: int | float) -> int:

@@ -147,7 +147,7 @@ def _read_seeds(name: str, value: Any, first: int) -> list[int]:
 
 def _refuse_bad_settings(plan: SweepSpec) -> None:
     """Every value of every list and both ends of every range must make a study; so must the method with each."""
-    names = {name for method in _method_names(plan) for name in method}
+    names = {name for method in _names_in_methods(plan) for name in method}
     for key in plan.spaces:
         words = key.split(".")
         if words[0] == "method" and len(words) > 1:
@@ -172,7 +172,7 @@ def corner_settings(plan: SweepSpec) -> list[TrialSettings]:
     return [fitting_settings(plan, settings) for settings in tried or starts]
 
 
-def _method_names(plan: SweepSpec) -> list[list[str]]:
+def _names_in_methods(plan: SweepSpec) -> list[list[str]]:
     """The names in each method that is tried."""
     tried = plan.spaces.get("method") or [plan.base.get("method", "fedavg")]
     if isinstance(tried, SettingRange):

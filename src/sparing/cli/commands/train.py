@@ -65,11 +65,11 @@ def resume_command(
     sparing resume runs/digits-fedavg-0
     """
     from sparing.cli.study_files import admit_code
-    from sparing.cli.watched_runs import finish_run, resume_run, study_in_folder
+    from sparing.cli.watched_runs import finish_run, study_in_folder, take_up_run
     from sparing.runs.own_code import CODE_FOLDER
 
     admit_code(study_in_folder(folder), trust, copies=folder / CODE_FOLDER)
-    finish_run(resume_run(folder), as_json, track or ())
+    finish_run(take_up_run(folder), as_json, track or ())
 
 
 def forget_command(folder: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:

@@ -6,26 +6,15 @@ floating tensors that are shared, buffers too: an attacker may use those as well
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.method import Method
+from sparing.core.errors import ConfigError, check_range
+from sparing.core.method import Collector
 from sparing.core.reduce import total
 from sparing.core.tree import Tree, flat
-
-Rule = Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]]
-"""(values [n, *shape], votes bool [n, *shape], weights [n]) -> (update [1, *shape], where there is one)."""
-
-
-def with_collected_rule(method: Method, name: str, rule: Rule) -> Method:
-    """The method with this rule in the place of its mean."""
-    if method.blend.collect is not None:
-        raise MethodError(f"{name!r} follows another robust blend, and arrivals are blended once; keep one of them")
-    return method._replace(blend=method.blend._replace(collect=rule, lenient=True))
 
 
 def coordinate_median(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
@@ -40,7 +29,7 @@ def coordinate_median(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, 
     return update, covered
 
 
-def trimmed_mean_rule(share: float) -> Rule:
+def trimmed_mean_rule(share: float) -> Collector:
     """Of every coordinate, without floor(share c) of its c voters at each end."""
     check_share("trimmed-mean.share", share)
 
@@ -60,7 +49,7 @@ def trimmed_mean_rule(share: float) -> Rule:
     return rule
 
 
-def krum_rule(share: float, m: int | Literal["most"]) -> Rule:
+def krum_rule(share: float, m: int | Literal["most"]) -> Collector:
     """The mean of the m clients with the lowest score: the sum of the n - f - 2 smallest squared distances to others.
 
     f = floor(share n), or the most that n > 2f + 2 allows; "most": m = n - f - 2. Ties go to the lowest id.
@@ -81,7 +70,7 @@ def krum_rule(share: float, m: int | Literal["most"]) -> Rule:
     return rule
 
 
-def geometric_median_rule(nu: float, steps: int) -> Rule:
+def geometric_median_rule(nu: float, steps: int) -> Collector:
     """The point of least weighted distance to all, by the smoothed Weiszfeld iteration from the weighted mean."""
     check_range("geomed.nu", nu, 0, float("inf"), open_low=True)
     check_range("geomed.steps", steps, 1, float("inf"))
