@@ -57,6 +57,15 @@ def test_a_secret_that_is_kept_repeats_the_run(tmp_path):
     assert "deleted" not in first.privacy
 
 
+def test_a_client_on_its_own_machine_draws_what_the_server_draws_and_noise_that_nobody_else_does():
+    server = Secret(KEY)
+    ctx = context(0, 2, 9, [3], [4], 9, 90)
+    node = secrets.new_client_secret(server.of_client(3).shared)
+    assert torch.equal(node.words(ctx, "basis", 9), server.words(ctx, "basis", 9))
+    values = torch.ones(1, 9)
+    assert not torch.equal(node.words(ctx, "noise", 9, values), server.words(ctx, "noise", 9, values))
+
+
 def test_a_run_without_a_secret_has_none(tmp_path):
     for i, method in enumerate(["fedavg", [{"dp": {"source": "seed"}}]]):
         with pytest.raises(Stop):

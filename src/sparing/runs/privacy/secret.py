@@ -5,7 +5,8 @@
 
 The same values get the same noise, so that a resumed run ends at the same bits. Other values get unrelated noise:
 the same noise on two different sums would come off by subtraction. A client draws from a secret of its own, in a
-simulation derived from the run's. What a receiver must draw again, without knowing the values, comes from the run's.
+simulation derived from the run's. What a receiver must draw again, without knowing the values, comes from a key that
+the server derives from the run's secret and gives to that client.
 
 The secret lies in a file that only its owner may read, and is deleted when the run ends. A checkpoint holds a
 commitment to it, from which nothing of it can be learned; the commitment also names the run.
@@ -99,8 +100,9 @@ class ClientSecret(NamedTuple):
         return torch.from_numpy(words.view(np.int64)[None]).to(ctx.device)
 
     def row(self, t: int, who: int, tag: str, n: int, digest: str) -> np.ndarray:
-        """By the digest of the values; without one, what the server can draw too."""
-        return _key_stream(_derived_key(self.own if digest else self.shared, self.salt, t, who, tag, digest), n)
+        """By the digest of the values; without one, what the server can draw too: it does not know this salt."""
+        key, salt = (self.own, self.salt) if digest else (self.shared, b"")
+        return _key_stream(_derived_key(key, salt, t, who, tag, digest), n)
 
 
 def new_client_secret(shared: bytes) -> ClientSecret:
