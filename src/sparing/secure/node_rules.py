@@ -1,9 +1,12 @@
-"""What a node insists on, and what it has bound itself to: why a lying server gets at most one sum of a round.
+"""What a node insists on, and what it has bound itself to: why a lying server gets no client's values twice.
 
 `Bound` is durable. A node takes part in one cohort a round, in however many attempts, and lets one pair of lists of one
 attempt be unmasked; the rounds of a run only go forward. So each holder of a client's shares gives one share of one
 kind in a round, and as two thresholds are more than all holders and those who collude, one secret of one attempt is all
 that comes out. An attempt with another cohort would have other holders, hence the first rule.
+
+With all pairs it follows that whatever lists a server sends to whom, no client is in two sums of a round, and each sum
+is of many (`lying_server`).
 """
 
 import hashlib
