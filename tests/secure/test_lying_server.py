@@ -305,7 +305,7 @@ def test_invented_clients():
     clients = make_clients(N)
     with pytest.raises(SecureError, match="client 10, who is not in this node's key roster"):
         clients[0].prepare(terms_of(range(N + 1)))
-    other = KeyRoster({**clients[0].roster, 4: new_node_keys().public()})
+    other = KeyRoster({who: new_node_keys().public() for who in clients})
     with pytest.raises(SecureError, match="not in the cohort"):
         clients[0].prepare(terms_of(range(1, N)))
     clients[4].roster = other

@@ -43,7 +43,7 @@ def new_node_keys() -> NodeKeys:
     return NodeKeys(secret_bytes(), secret_bytes())
 
 
-class KeyRoster(Mapping[int, PublicKeys]):
+class KeyRoster:
     """Client -> public keys; no two clients have a key in common.
 
     >>> roster = KeyRoster({who: new_node_keys().public() for who in range(3)})
@@ -74,8 +74,11 @@ class KeyRoster(Mapping[int, PublicKeys]):
                 f"client {client} is not in the key roster of {len(self)} clients; add its keys"
             ) from None
 
-    def __contains__(self, client: object) -> bool:
+    def __contains__(self, client: int) -> bool:
         return client in self._keys
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KeyRoster) and self._keys == other._keys
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._keys)

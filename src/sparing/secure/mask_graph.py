@@ -20,7 +20,7 @@ def neighbours_of_all(terms: SumTerms) -> Mapping[int, tuple[int, ...]]:
     """Client -> its neighbours, ascending."""
     if terms.all_pairs:
         return {who: tuple(other for other in terms.cohort if other != who) for who in terms.cohort}
-    ring, half = _ring(terms), terms.degree // 2
+    ring, half = ring_of_clients(terms), terms.degree // 2
     n = len(ring)
     steps = [step for step in range(-half, half + 1) if step]
     return {ring[i]: tuple(sorted(ring[(i + step) % n] for step in steps)) for i in range(n)}
@@ -31,7 +31,8 @@ def points_of_shares(terms: SumTerms) -> dict[int, int]:
     return {who: i + 1 for i, who in enumerate(terms.cohort)}
 
 
-def _ring(terms: SumTerms) -> list[int]:
+def ring_of_clients(terms: SumTerms) -> list[int]:
+    """In the order of the sparse graph."""
     cohort = np.array(terms.cohort, "<u4").tobytes()
     seed = hashlib.sha256(b"sparing/secure/ring/" + terms.run + terms.round.to_bytes(4, "little") + cohort).digest()
     return sorted(terms.cohort, key=lambda who: hashlib.sha256(seed + who.to_bytes(4, "little")).digest())
