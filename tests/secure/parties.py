@@ -48,9 +48,9 @@ def make_clients(n: int, policy: NodePolicy = POLICY) -> dict[int, Client]:
 
 
 def terms_of(
-    clients: Collection[int], size: int = 40, bits: int = 21, t: int = 1, attempt: int = 1, **other
+    cohort: Collection[int], size: int = 40, bits: int = 21, t: int = 1, attempt: int = 1, **other
 ) -> SumTerms:
-    return make_sum_terms(RUN, t, attempt, clients, size, bits, **other)
+    return make_sum_terms(RUN, t, attempt, cohort, size, bits, **other)
 
 
 def random_values(terms: SumTerms, seed: int) -> dict[int, np.ndarray]:

@@ -466,18 +466,21 @@ def test_secrets_are_not_printed():
 # ------------------------------------------------------------------------------------------------- whose sum, at worst
 
 
-@pytest.mark.parametrize(("n", "threshold", "least"), [(4, 2, 3), (4, 3, 3), (4, 2, 4), (5, 4, 4)])
-def test_no_lists_give_a_sum_of_fewer(n, threshold, least):
+@pytest.mark.parametrize(
+    ("n", "threshold", "least", "colluding"),
+    [(4, 2, 3, 0), (4, 3, 3, 0), (4, 2, 4, 0), (5, 4, 4, 0), (4, 3, 3, 1), (5, 3, 4, 1), (5, 4, 4, 2)],
+)
+def test_no_lists_give_a_sum_of_fewer(n, threshold, least, colluding):
     """All lists that a server could send, each node's its own, and every set whose sum it could then unmask."""
-    terms = terms_of(range(n), threshold=threshold, least=least)
-    options = [list(_lists(n, who, threshold, least)) for who in range(n)]
+    honest = n - colluding
+    options = [list(_lists(n, who, threshold, least)) for who in range(honest)]
     fewest = n
     for told in itertools.product(*options):
         sums = _sums(n, threshold, told)
         smallest = [one for one in sums if not any(other < one for other in sums)]
         assert all(one.isdisjoint(other) for one, other in itertools.combinations(smallest, 2))
         fewest = min([fewest, *map(len, smallest)])
-    assert fewest_summed(terms) <= fewest <= least
+    assert fewest_summed(n, threshold, least, colluding) <= fewest <= least
 
 
 def _lists(n: int, who: int, threshold: int, least: int):
@@ -489,15 +492,24 @@ def _lists(n: int, who: int, threshold: int, least: int):
 
 
 def _sums(n: int, threshold: int, told: tuple[tuple[int, ...], ...]) -> list[set[int]]:
-    """Sets of clients with self masks known, masks within that cancel, and masks towards others known."""
-    seeds, keys = (
-        [sum(told[v][u] == kind for v in range(n) if v != u) >= threshold for u in range(n)] for kind in (1, -1)
-    )
+    """Sets of honest clients with self masks known, masks within that cancel, and masks towards other honest ones
+    known; the last clients collude, and give both shares."""
+    honest = range(len(told))
+    needed = threshold - (n - len(told))
+    seeds, keys = ([sum(told[v][u] == kind for v in honest if v != u) >= needed for u in honest] for kind in (1, -1))
     found = []
-    for size in range(1, n + 1):
-        for chosen in map(set, itertools.combinations([u for u in range(n) if seeds[u]], size)):
-            others = {u for v in chosen for u in range(n) if told[v][u] and u not in chosen}
+    for size in range(1, len(told) + 1):
+        for chosen in map(set, itertools.combinations([u for u in honest if seeds[u]], size)):
+            others = {u for v in chosen for u in honest if told[v][u] and u not in chosen}
             cancels = all(bool(told[u][v]) == bool(told[v][u]) for u, v in itertools.combinations(chosen, 2))
             if cancels and all(keys[u] for u in others):
                 found.append(chosen)
     return found
+
+
+def test_a_least_by_which_lists_could_single_out_a_few():
+    """50 clients, of whom 5 collude: with 33 survivors in every list a lying server could still get the sum of two."""
+    clients = make_clients(50, NodePolicy(clients=20, colluding=5))
+    with pytest.raises(SecureError, match="by lying a server could make it that of 2; this node wants 20"):
+        clients[0].prepare(terms_of(clients, least=33))
+    clients[0].prepare(terms_of(clients, clients=20, colluding=5))

@@ -16,6 +16,7 @@ import numpy as np
 
 from sparing.core.errors import SecureError
 from sparing.secure.long_term import KeyRoster, NodeKeys
+from sparing.secure.lying_server import fewest_summed
 from sparing.secure.sum_messages import UnmaskLists
 from sparing.secure.sum_terms import FEWEST_CLIENTS, SPARSE_DEGREE, SumTerms
 
@@ -23,7 +24,7 @@ from sparing.secure.sum_terms import FEWEST_CLIENTS, SPARSE_DEGREE, SumTerms
 class NodePolicy(NamedTuple):
     """What a node insists on, whatever the server says."""
 
-    clients: int = FEWEST_CLIENTS  # fewest in a cohort, and fewest whose sum may be unmasked
+    clients: int = FEWEST_CLIENTS  # fewest whose sum may be seen; with all pairs, honest ones, whatever the server says
     colluding: int = 0  # share holders who may tell the server all they know
     degree: int = SPARSE_DEGREE  # fewest neighbours where not everybody is one
 
@@ -57,6 +58,13 @@ def check_cohort(terms: SumTerms, client: int, keys: NodeKeys, roster: KeyRoster
             f"{where} has a threshold of {terms.threshold} of {terms.degree} shares, which {policy.colluding} who "
             "collude could get round; raise it"
         )
+    if terms.all_pairs:
+        summed = fewest_summed(n, terms.threshold, terms.least, policy.colluding)
+        if summed < policy.clients:
+            raise SecureError(
+                f"{where} unmasks the sum of {terms.least}, and by lying a server could make it that of {summed}; this "
+                f"node wants {policy.clients} at least: raise the least"
+            )
 
 
 def bound_to_cohort(terms: SumTerms, bound: Bound) -> Bound:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparing.core.errors import SecureError
+from sparing.secure.lying_server import fewest_summed
 
 ALL_PAIRS = 50
 """Up to so many clients everybody is everybody's neighbour."""
@@ -68,22 +69,30 @@ def make_sum_terms(
     degree: int | None = None,
     threshold: int | None = None,
     least: int | None = None,
+    clients: int = FEWEST_CLIENTS,
+    colluding: int = 0,
 ) -> SumTerms:
-    """The terms with what was not said filled in.
+    """The terms with what was not said filled in, so that nodes with `NodePolicy(clients, colluding)` take part.
 
     >>> terms = make_sum_terms(bytes(16), round=1, attempt=1, cohort=range(10), size=5, bits=21)
     >>> terms.degree, terms.threshold, terms.least
     (9, 7, 7)
     >>> make_sum_terms(bytes(16), 1, 1, range(100), 5, 21)[-3:]
     (20, 14, 67)
+    >>> make_sum_terms(bytes(16), 1, 1, range(50), 5, 21, clients=20, colluding=5)[-3:]
+    (49, 33, 37)
     """
     cohort = tuple(sorted(cohort))
     others = len(cohort) - 1
     if degree is None:
         degree = others if len(cohort) <= ALL_PAIRS else SPARSE_DEGREE
     degree = min(degree, others)
-    threshold = default_threshold(degree) if threshold is None else threshold
-    least = max(threshold, default_threshold(others), FEWEST_CLIENTS) if least is None else least
+    if threshold is None:
+        threshold = max(default_threshold(degree), (degree + colluding) // 2 + 1)
+    if least is None:
+        least = max(threshold, default_threshold(others), clients)
+        while degree == others and least <= others and fewest_summed(others + 1, threshold, least, colluding) < clients:
+            least += 1
     return check_sum_terms(SumTerms(run, round, attempt, cohort, size, bits, degree, threshold, least))
 
 
