@@ -9,6 +9,7 @@ SparingError              one sentence: what, where, the value seen, the fix
   WireError               bytes that are not a parcel
   CheckpointError         a saved run that cannot be continued
   FederationError         a federation that cannot go on as it is
+  SecureError             a step of a secure sum that is refused, or a sum that cannot be unmasked
 """
 
 import difflib
@@ -56,6 +57,10 @@ class CheckpointError(SparingError):
 
 
 class FederationError(SparingError):
+    pass
+
+
+class SecureError(SparingError):
     pass
 
 
