@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import socket
 import stat
 import sys
@@ -14,6 +15,7 @@ import pytest
 from sparing.core.errors import ConfigError
 from sparing.net import flower
 from sparing.net.flower import check_socket, write_app, write_node_commands
+from sparing.net.letter import Kind, Letter, write_letter
 
 APP = Path(flower.__file__).parent / "flower_app"
 
@@ -203,3 +205,16 @@ def test_the_relay_survives_a_server_that_goes(load):
     ours.close()
     with theirs:
         assert relay.Relay(Grid(), theirs, 100).serve(1) is False
+
+
+def test_an_app_for_flowers_simulation_says_where_nodes_listen(tmp_path):
+    write_app(tmp_path / "app", tmp_path / "s.sock", node_sockets=str(tmp_path / "node{}.sock"))
+    assert f'node-sockets = "{tmp_path}/node{{}}.sock"' in (tmp_path / "app" / "pyproject.toml").read_text()
+    with pytest.raises(ConfigError, match="without {} for the number of the client"):
+        write_app(tmp_path / "other", tmp_path / "s.sock", node_sockets="node.sock")
+
+
+def test_the_shim_knows_where_a_letter_names_its_client():
+    letter = write_letter(Letter(Kind.HELLO, bytes(16), bytes(16), client=70_000, clients=70_001))
+    at = int(re.search(r"CLIENT_AT = (\d+)", (APP / "shim.py").read_text())[1])
+    assert int.from_bytes(letter[at : at + 4], "little") == 70_000

@@ -18,13 +18,24 @@ MOST_BYTES = 2**31
 _LONGEST_PATH = 103  # bytes of a unix socket's path, on every system
 
 
-def write_app(folder: str | Path, socket: str | Path, most_bytes: int = MOST_BYTES, pullers: int = 4) -> Path:
+def write_app(
+    folder: str | Path,
+    socket: str | Path,
+    most_bytes: int = MOST_BYTES,
+    pullers: int = 4,
+    node_sockets: str | None = None,
+) -> Path:
     """The Flower app in `folder`, whose relay connects to `sparing serve` at `socket`; `flwr run FOLDER` submits it.
 
-    `pullers` replies are fetched at a time, none above `most_bytes`.
+    `pullers` replies are fetched at a time, none above `most_bytes`. `node_sockets`, such as `run/node{}.sock`, is for
+    Flower's own simulation: where the node of each client listens.
     """
     folder, template = Path(folder), files("sparing.net") / "flower_app"
     settings = {"socket": str(check_socket(socket)), "most_bytes": int(most_bytes), "pullers": int(pullers)}
+    if node_sockets is not None:
+        if "{}" not in node_sockets:
+            raise ConfigError(f"the nodes' sockets are {node_sockets!r}, without {{}} for the number of the client")
+        settings["node-sockets"] = str(check_socket(node_sockets))
     _refuse_foreign(folder, template.joinpath("pyproject.toml").read_text())
     folder.mkdir(parents=True, exist_ok=True)
     for name in APP_FILES:

@@ -81,6 +81,9 @@ flower_commands = typer.Typer(no_args_is_help=True, help="Flower as the carrier 
 def flower_app_command(
     folder: Annotated[Path, typer.Argument(help="Folder to create.")],
     socket: Annotated[Path, typer.Option(help="The socket of `sparing serve`.")] = Path("server.sock"),
+    simulation: Annotated[
+        str | None, typer.Option(help="For Flower's own simulation: sockets of `sparing join`, such as node{}.sock.")
+    ] = None,
 ) -> None:
     """Write a Flower app that carries letters between `sparing serve` and `sparing join`.
 
@@ -90,7 +93,8 @@ def flower_app_command(
     from sparing.cli.new_study import write_federation_study
     from sparing.net.flower import write_app
 
-    typer.echo(f"wrote {write_app(folder, socket.resolve())}; submit it with: flwr run {folder}")
+    written = write_app(folder, socket.resolve(), node_sockets=simulation)
+    typer.echo(f"wrote {written}; submit it with: flwr run {folder}")
     if path := write_federation_study(folder):
         typer.echo(f"wrote {path}, a study to start from: sparing serve {path} --roster roster.csv --test server.npz")
 

@@ -14,6 +14,7 @@ from pieces import content_letter, letter_content, read_exactly
 
 LENGTH = struct.Struct("<Q")
 PAUSE_S = 0.5
+CLIENT_AT = 56  # where the head of a letter says whom it is for
 app = ClientApp()
 
 
@@ -21,12 +22,21 @@ app = ClientApp()
 def answer_letter(message: Message, context: Context) -> Message:
     """What the resident node says to the letter; an exception becomes Flower's error reply."""
     settings = context.node_config
-    if "socket" not in settings:
-        raise KeyError("the node config names no socket: start the SuperNode with --node-config 'socket=\"PATH\"'")
     most, patience = int(settings.get("most_bytes", 2**31)), float(settings.get("patience", 60.0))
     letter = content_letter(message.content, most)
-    reply = exchange(str(settings["socket"]), letter, most, patience, time.monotonic() + message.metadata.ttl)
+    path = node_socket(context, letter)
+    reply = exchange(path, letter, most, patience, time.monotonic() + message.metadata.ttl)
     return Message(letter_content(reply), reply_to=message)
+
+
+def node_socket(context: Context, letter: bytes) -> str:
+    """Of this node; in Flower's simulation, whose nodes are all alike, that of the client whom the letter is for."""
+    if "socket" in context.node_config:
+        return str(context.node_config["socket"])
+    simulated = str(context.run_config.get("node-sockets", ""))
+    if not simulated:
+        raise KeyError("the node config names no socket: start the SuperNode with --node-config 'socket=\"PATH\"'")
+    return simulated.format(int.from_bytes(letter[CLIENT_AT : CLIENT_AT + 4], "little"))
 
 
 def exchange(path: str, letter: bytes, most: int, patience: float, until: float) -> bytes:
