@@ -210,7 +210,7 @@ def test_the_relay_survives_a_server_that_goes(load):
 def test_an_app_for_flowers_simulation_says_where_nodes_listen(tmp_path):
     write_app(tmp_path / "app", tmp_path / "s.sock", node_sockets=str(tmp_path / "node{}.sock"))
     assert f'node-sockets = "{tmp_path}/node{{}}.sock"' in (tmp_path / "app" / "pyproject.toml").read_text()
-    with pytest.raises(ConfigError, match="without {} for the number of the client"):
+    with pytest.raises(ConfigError, match=r"without \{\} for the number of the client"):
         write_app(tmp_path / "other", tmp_path / "s.sock", node_sockets="node.sock")
 
 
