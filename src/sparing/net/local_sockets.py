@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sparing.core.errors import ConfigError, WireError
+from sparing.storage.atomic import owner_only
 
 _LENGTH = 8
 _BLOCK = 1 << 20
@@ -30,13 +31,11 @@ def listen(path: Path) -> socket.socket:
         raise ConfigError(f"--socket {path} is in use by another process; stop it, or choose another path")
     path.unlink(missing_ok=True)
     made = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
     try:
-        made.bind(str(path))
+        with owner_only():
+            made.bind(str(path))
     except OSError as error:
         raise ConfigError(f"cannot listen on --socket {path} ({error.strerror}); choose another path") from None
-    finally:
-        os.umask(before)
     made.listen(_MOST_CONNECTIONS)
     return made
 
@@ -52,25 +51,31 @@ def _is_answered(path: Path) -> bool:
 
 def serve_letters(path: Path, handle: Callable[[bytes], bytes], most: int, stopped: threading.Event) -> None:
     """Answer letters until `stopped` is set; a peer that misbehaves loses its connection, nobody else's."""
+    free = threading.Semaphore(_MOST_CONNECTIONS)
     with listen(path) as door:
         door.settimeout(0.5)
         while not stopped.is_set():
+            if not free.acquire(timeout=0.5):
+                continue
             try:
                 peer, _ = door.accept()
             except TimeoutError:
+                free.release()
                 continue
-            threading.Thread(target=_answer, args=(peer, handle, most), daemon=True).start()
+            threading.Thread(target=_answer, args=(peer, handle, most, free), daemon=True).start()
     path.unlink(missing_ok=True)
 
 
-def _answer(peer: socket.socket, handle: Callable[[bytes], bytes], most: int) -> None:
+def _answer(peer: socket.socket, handle: Callable[[bytes], bytes], most: int, free: threading.Semaphore) -> None:
     with peer:
         peer.settimeout(_PATIENCE)
         try:
             letter = read_frame(peer, most)
             write_frame(peer, handle(letter))
         except (OSError, WireError):
-            return  # it asks again, and is answered from the store
+            pass  # it asks again, and is answered from the store
+        finally:
+            free.release()
 
 
 def read_frame(peer: socket.socket, most: int) -> bytes:
