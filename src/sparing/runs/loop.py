@@ -83,6 +83,8 @@ class RunState:
         self.count = cohort_size(training, self.study.sample)
         if self.study.engine == "network":
             self.count = min(training, math.ceil(self.count * (1 + self.study.network.over) - 1e-9))
+        if self.job.fleet.arrivals is not None:
+            self.count = max(self.count, self.job.fleet.arrivals.most_asked)
         self.recount()
 
     def recount(self) -> None:
