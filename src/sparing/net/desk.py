@@ -96,6 +96,8 @@ class _Asked(NamedTuple):
 
 
 class Desk:
+    """Plays rounds with clients that `post` reaches; `watch` is told how a round goes."""
+
     def __init__(
         self,
         job: Job,
@@ -107,7 +109,7 @@ class Desk:
         secret: Secret | None = None,
         audit: AuditLog | None = None,
         watch: Callable[[Progress], None] = lambda progress: None,
-        clock: "Clock | None" = None,
+        clock: Clock | None = None,
     ):
         self.job, self.post, self.roster, self.section = job, post, roster, section
         self.run, self.terms, self.audit = run, terms, audit or AuditLog()

@@ -17,13 +17,13 @@ _LENGTH = 8
 _BLOCK = 1 << 20
 _MOST_CONNECTIONS = 16  # at once; more wait
 _PATIENCE = 600.0  # seconds for a peer that has stopped in the middle of a frame
-_LONGEST_PATH = 100  # bytes; the operating system takes 107
+LONGEST_PATH = 103  # bytes of a socket's path, on every system
 
 
 def listen(path: Path) -> socket.socket:
     """A socket at this path, for its owner alone; what a dead process left there is taken away."""
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"--socket {path} is longer than {_LONGEST_PATH} bytes, which no socket can be; shorten it")
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ConfigError(f"--socket {path} is longer than {LONGEST_PATH} bytes, which no socket can be; shorten it")
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
         raise ConfigError(f"--socket {path} is there and is no socket; choose another path")
@@ -49,10 +49,14 @@ def _is_answered(path: Path) -> bool:
         return True
 
 
-def serve_letters(path: Path, handle: Callable[[bytes], bytes], most: int, stopped: threading.Event) -> None:
-    """Answer letters until `stopped` is set; a peer that misbehaves loses its connection, nobody else's."""
+def serve_letters(door: socket.socket, handle: Callable[[bytes], bytes], most: int, stopped: threading.Event) -> None:
+    """Answer what comes to a door that `listen` made until `stopped` is set; then nothing is left of it.
+
+    A peer that misbehaves loses its connection, nobody else's.
+    """
+    path = Path(door.getsockname())
     free = threading.Semaphore(_MOST_CONNECTIONS)
-    with listen(path) as door:
+    with door:
         door.settimeout(0.5)
         while not stopped.is_set():
             if not free.acquire(timeout=0.5):
@@ -99,12 +103,3 @@ def _read(peer: socket.socket, length: int) -> bytearray:
 def write_frame(peer: socket.socket, data: bytes) -> None:
     peer.sendall(len(data).to_bytes(_LENGTH, "little"))
     peer.sendall(data)
-
-
-def ask(path: Path, letter: bytes, most: int) -> bytes:
-    """One letter to a node's socket, and its answer."""
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(_PATIENCE)
-        peer.connect(str(path))
-        write_frame(peer, letter)
-        return read_frame(peer, most)

@@ -101,7 +101,7 @@ def resume_federation(
     study = study_from(read_config(folder), str(folder))
     if study.engine != "network":
         raise ConfigError(f"{folder} is a simulation; go on with `sparing resume {folder}`")
-    run, roster = read_federation(folder)
+    run, roster = read_federation(folder)[:2]
     key = read_secret(folder)
 
     def make(job: Job, opened: RunFolder | None) -> Engine:
@@ -203,13 +203,23 @@ def _write_federation(folder: Path, run: bytes, roster: ClientRoster, sets: Serv
         write_json(path, known)
 
 
-def read_federation(folder: Path) -> tuple[bytes, ClientRoster]:
+class FederationFile(NamedTuple):
+    """What a run folder knows of its federation."""
+
+    run: bytes
+    roster: ClientRoster
+    shape: tuple[int, ...]  # of a sample
+    classes: int
+
+
+def read_federation(folder: Path) -> FederationFile:
     path = folder / FEDERATION_FILE
     held = read_json(path, f"{path} is missing or was altered, and without it nodes cannot be told apart; restore it")
     try:
         run, roster = bytes.fromhex(held["run"]), ClientRoster.from_json(held["roster"])
-        if len(run) != _RUN_BYTES:
+        known = FederationFile(run, roster, tuple(map(int, held["shape"])), int(held["classes"]))
+        if len(run) != _RUN_BYTES or min(known.shape, default=1) < 1 or known.classes < 1:
             raise ValueError
-        return run, roster
+        return known
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path} was altered; restore it from a copy") from None
