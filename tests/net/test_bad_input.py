@@ -7,7 +7,6 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 import sparing
 from net.federation import Federated, Simulated, study_with
@@ -257,4 +256,3 @@ def test_a_method_that_nothing_bounds_is_warned_of(tmp_path):
 def test_terms_are_read_by_nobody_else():
     with pytest.raises(WireError):
         read_terms(b"{}")
-    assert torch.__version__

@@ -13,7 +13,7 @@ import pytest
 
 from net.federation import Federated, Simulated, same_states, study_with
 from sparing.core.errors import ConfigError
-from sparing.net.local_sockets import ask, listen, serve_letters
+from sparing.net.local_sockets import listen, read_frame, serve_letters, write_frame
 from sparing.net.relay_post import Frame, RelayPost
 
 HEAD = struct.Struct("<BQdHQ")
@@ -30,15 +30,21 @@ def short(tmp_path_factory):
 @contextmanager
 def listening(path, handle, most=1 << 20):
     stopped = threading.Event()
-    thread = threading.Thread(target=serve_letters, args=(path, handle, most, stopped), daemon=True)
+    thread = threading.Thread(target=serve_letters, args=(listen(path), handle, most, stopped), daemon=True)
     thread.start()
-    while not path.exists():
-        time.sleep(0.01)
     try:
         yield
     finally:
         stopped.set()
         thread.join()
+
+
+def ask(path, letter, most):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        peer.connect(str(path))
+        write_frame(peer, letter)
+        return read_frame(peer, most)
 
 
 def test_a_letter_is_answered(short):
@@ -120,7 +126,7 @@ def honest(federated):
 
 
 def test_a_federation_through_a_relay_that_comes_and_goes(short, tmp_path):
-    study = study_with("psfed+topk+int8+memory", **STUDY, network={"resend": 5.0})
+    study = study_with("psfed+topk+int8+memory", **STUDY, network={"resend": 1.0})
     alone, federated = Simulated(study, tmp_path / "simulated"), Federated(study, tmp_path / "federated")
     said = []
     post = RelayPost(short / "r.sock", [f"node-{k}" for k in range(3)], said.append)

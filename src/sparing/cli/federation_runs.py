@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -20,7 +19,7 @@ from sparing.core.errors import ConfigError
 from sparing.net.desk import Progress
 from sparing.net.holdings import load_holdings, load_server_sets, trusted_call
 from sparing.net.letter import HEAD_BYTES
-from sparing.net.local_sockets import serve_letters
+from sparing.net.local_sockets import listen, serve_letters
 from sparing.net.node import MOST_LETTER, Node
 from sparing.net.relay_post import RelayPost
 from sparing.net.roster import ClientRoster, read_roster
@@ -66,13 +65,14 @@ def serve_study(study: Study, roster: Path, typed: TypedSets, socket: Path, out:
 
 
 def resume_served(folder: Path, typed: TypedSets, socket: Path, trust: bool, as_json: bool) -> None:
-    study, entries, sets = study_in_folder(folder), read_federation(folder)[1], load_server_sets(*typed)
+    study, known, (test, shape, classes) = study_in_folder(folder), read_federation(folder), typed
+    sets = load_server_sets(test, shape or known.shape, classes or known.classes)
     progress = RunProgress(method_name(study.method), study.rounds)
 
     def go(carried: Carried, loggers: Sequence[Logger]) -> Result:
         return resume_federation(folder, sets, carried, loggers, trust)
 
-    _watch(go, entries, socket, progress, folder, as_json)
+    _watch(go, known.roster, socket, progress, folder, as_json)
 
 
 def _watch(
@@ -174,7 +174,7 @@ def join_federation(
     """Answer letters until somebody stops the process."""
     own = OwnCode(model=_typed_code(model), loss=_typed_code(loss))
     holdings = load_holdings(data)
-    store, stopped = Store(state), threading.Event()
+    store, door, stopped = Store(state), listen(socket), threading.Event()
     node = Node(store, holdings, own, tell)
     for name, held in holdings.items():
         who = "this client" if name is None else f"client {name}"
@@ -183,7 +183,7 @@ def join_federation(
     tell(f"waiting for letters at {socket}")
     try:
         with INTERRUPT.advising(lambda: "start it again with the same --state to go on"):
-            serve_letters(socket, node.handle, MOST_LETTER, stopped)
+            serve_letters(door, node.handle, MOST_LETTER, stopped)
     finally:
         store.close()
 
@@ -199,7 +199,7 @@ def print_node_plan(data: Sequence[str], state: Path) -> None:
         who = "this client" if name is None else f"client {name}"
         tests = 0 if held.test is None else len(held.test[1])
         console.print(f"{who}: {held.n} training samples, {tests} test samples; none of them leaves this machine")
-    told: list[tuple[str, Any]] = [
+    told = [
         ("once", "the number of training samples, and that of the client"),
         ("per round", "an upload as the study's method writes it, and the mean training loss"),
         ("if the server asks", "sums of hits and losses on the test samples, and their number"),

@@ -146,6 +146,11 @@ class Arrivals:
     def __init__(self, rounds: dict[int, "_Attendance"], where: str):
         self.rounds, self.where = rounds, where
 
+    @property
+    def most_asked(self) -> int:
+        """Clients of the largest cohort."""
+        return max(len(one.asked) for one in self.rounds.values())
+
     def asked(self, t: int) -> Tensor:
         return torch.tensor(self._of(t).asked, dtype=torch.int64)
 
@@ -162,7 +167,7 @@ class Arrivals:
         return self.rounds[t]
 
 
-_LEDGER_KEYS = ("round", "client", "direction")
+_LEDGER_KEYS = ["round", "client", "direction"]
 
 
 class _Attendance(NamedTuple):
@@ -175,23 +180,36 @@ class _Attendance(NamedTuple):
 
 def read_arrivals(path: Path, clients: int) -> Arrivals:
     """From a ledger: whoever has a row down was asked, and counted if any byte went up."""
+    rows: set[tuple[int, int, str]] = set()
     rounds: dict[int, _Attendance] = {}
+    for t, who, direction, any_bytes in sorted(_ledger_rows(path)):
+        if who not in range(clients):
+            raise DataError(f"{path} names client {who}; there are clients 0 to {clients - 1}")
+        if (t, who, direction) in rows:
+            raise DataError(f"{path} names client {who} twice in round {t}; restore it from a copy")
+        if direction == "up" and (t, who, "down") not in rows:
+            raise DataError(f"{path} has an upload of client {who} in round {t}, who was never asked; restore it")
+        rows.add((t, who, direction))
+        there = rounds.setdefault(t, _Attendance([], [], []))
+        if direction == "down":
+            there.asked.append(who)
+        if any_bytes:
+            (there.reached if direction == "down" else there.counted).append(who)
+    return Arrivals(rounds, str(path))
+
+
+def _ledger_rows(path: Path) -> list[tuple[int, int, str, bool]]:
+    """Round, client, direction, and whether any byte went there."""
     try:
         with damage_as_data_error(f"{path} is no ledger of a run"), open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                who, there = int(row["client"]), rounds.setdefault(int(row["round"]), _Attendance([], [], []))
-                any_bytes = any(int(value) for name, value in row.items() if name not in _LEDGER_KEYS)
-                if row["direction"] == "down":
-                    there.asked.append(who)
-                    there.reached.extend([who] if any_bytes else [])
-                elif row["direction"] == "up" and any_bytes:
-                    there.counted.append(who)
+            names, *rows = csv.reader(file)
+            if names[:3] != _LEDGER_KEYS or not rows:
+                raise ValueError(f"no rows of {', '.join(_LEDGER_KEYS)}")
+            if odd := next((row for row in rows if len(row) != len(names) or row[2] not in ("down", "up")), None):
+                raise ValueError(f"a row {','.join(odd)}")
+            return [(int(row[0]), int(row[1]), row[2], any(int(value) for value in row[3:])) for row in rows]
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); name the folder of a run") from None
-    most = max((who for one in rounds.values() for who in one.asked), default=0)
-    if most >= clients:
-        raise DataError(f"{path} names client {most}; there are clients 0 to {clients - 1}")
-    return Arrivals(rounds, str(path))
 
 
 class AvailabilityTrace(NamedTuple):
@@ -240,6 +258,10 @@ _MOST_DECLARED = {"rank": 1.0, "width": 1.0, "up": math.inf, "down": math.inf, "
 Mbit/s, speed in samples a second."""
 
 
+def can_declare(name: str, value: float) -> bool:
+    return 0 < value <= _MOST_DECLARED[name] and value < math.inf
+
+
 def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
     """A CSV with the column client and one column for each thing declared, such as rank, up, down, speed."""
     rows = _read_client_rows(path, ("client",), clients)
@@ -258,7 +280,7 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
                 f"{nearest_name(one_line(name), _MOST_DECLARED)}"
             )
         for row in rows:
-            if not 0 < row[name] <= _MOST_DECLARED[name]:
+            if not can_declare(name, row[name]):
                 most = f"above 0 and at most {_MOST_DECLARED[name]:g}" if _MOST_DECLARED[name] < math.inf else "above 0"
                 raise DataError(f"{path}: client {row['client']:g} declares {name} {row[name]:g}; it must be {most}")
     by_id = {int(row["client"]): row for row in rows}

@@ -4,6 +4,7 @@ import json
 import time
 from pathlib import Path
 
+from sparing.net.letter import printable
 from sparing.storage.atomic import os_errors_as_checkpoint_error
 
 AUDIT_FILE = "audit.jsonl"
@@ -17,7 +18,7 @@ class AuditLog:
         self.path, self.refusals, self.reasons = path, 0, {}
 
     def refuse(self, t: int, client: int, reason: str) -> None:
-        line = "".join(c if c.isprintable() else " " for c in reason)[:1000]
+        line = printable(reason)
         self.refusals += 1
         self.reasons[client] = line
         if self.path is None:

@@ -3,6 +3,7 @@
 A letter's body is a byte for whose model is looked at, then one parcel. Nothing of the client's state changes.
 """
 
+import math
 import struct
 from enum import IntEnum
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from sparing.core.round import Server, outgoing, schema_down, starting_model, tr
 from sparing.core.tree import Tree, under
 from sparing.engines.engine import Job
 from sparing.engines.evaluation import is_static, tuned_job
+from sparing.net.letter import MOST_SAMPLES
 from sparing.train.evaluate import evaluate_rows
 from sparing.wire import from_bytes, to_bytes
 
@@ -34,6 +36,11 @@ class ClientScores(NamedTuple):
     samples: int
     hits: float
     loss: float
+
+
+def are_secret(job: Job) -> bool:
+    """Whether clients give no scores, which get no noise, because they promise that all that leaves them has some."""
+    return job.method.privacy is not None and job.method.privacy.mode == "local"
 
 
 def write_model(job: Job, server: Server, whose: Whose, ctx: Ctx) -> bytes:
@@ -71,13 +78,14 @@ def scores_of_client(job: Job, state: Tree, body: bytes, ctx: Ctx) -> bytes:
     return _SCORES.pack(count, count * float(got["accuracy"][0]), count * float(got["loss"][0]))
 
 
-def read_scores(body: bytes) -> ClientScores:
-    """What a client says; a WireError where it cannot be."""
+def read_scores(body: bytes, hits_told: bool) -> ClientScores:
+    """What a client says; a WireError where it cannot be. `hits_told`: the task has an accuracy, else hits are NaN."""
     if len(body) != SCORE_BYTES:
         raise WireError(f"scores of {len(body)} bytes, where {SCORE_BYTES} are sent")
     scores = ClientScores(*_SCORES.unpack(body))
-    told = scores.hits == scores.hits  # NaN where a task has no accuracy
-    if (told and not 0 <= scores.hits <= scores.samples * (1 + 1e-9)) or not abs(scores.loss) < float("inf"):
+    no_hits = scores.hits != scores.hits and not hits_told
+    sound = no_hits or 0 <= scores.hits <= scores.samples * (1 + 1e-9)
+    if not sound or scores.samples > MOST_SAMPLES or not math.isfinite(scores.loss):
         raise WireError(f"scores that cannot be: {scores.hits:g} hits of {scores.samples}, loss {scores.loss:g}")
     return scores
 

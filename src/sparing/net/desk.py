@@ -42,6 +42,7 @@ from sparing.net.terms import digest_of
 from sparing.runs.privacy.secret import Secret
 from sparing.runs.study import NetworkSection
 from sparing.storage.bank import MemoryBank
+from sparing.train.named_metrics import ACCURACY
 from sparing.wire import from_bytes, parcel_sizes
 from sparing.wire.bound import most_bytes
 
@@ -95,6 +96,8 @@ class _Asked(NamedTuple):
 
 
 class Desk:
+    """Plays rounds with clients that `post` reaches; `watch` is told how a round goes."""
+
     def __init__(
         self,
         job: Job,
@@ -106,7 +109,7 @@ class Desk:
         secret: Secret | None = None,
         audit: AuditLog | None = None,
         watch: Callable[[Progress], None] = lambda progress: None,
-        clock: "Clock | None" = None,
+        clock: Clock | None = None,
     ):
         self.job, self.post, self.roster, self.section = job, post, roster, section
         self.run, self.terms, self.audit = run, terms, audit or AuditLog()
@@ -209,7 +212,7 @@ class Desk:
                         letter = self.checked(data, _longest_scores(who), self.letter(Kind.EVALUATE, server, rows[who]))
                         if letter.kind != Kind.SCORES:
                             raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for scores")
-                        scores[who] = read_scores(letter.body)
+                        scores[who] = read_scores(letter.body, ACCURACY in self.job.task.metrics)
                         sent["evaluation_up_bytes"] += len(letter.body)
                     except Exception as error:  # as in a round: it is the stranger who is left out
                         self.audit.refuse(cohort.round - 1, who, str(error))
@@ -225,9 +228,9 @@ class Desk:
         letter = read_letter(data, most)
         if letter.kind == Kind.REFUSED:
             raise WireError(f"refused by the node: {read_sentence(letter.body)}")
-        for name in ("run", "terms", "client", "round", "n"):
+        for name in ("run", "terms", "client", "round", "n", "first"):
             if getattr(letter, name) != getattr(asked, name):
-                raise WireError(f"an answer with another {name} than asked for; late, or somebody else's")
+                raise WireError(f"an answer to another letter (its {name} differs); late, or somebody else's")
         return letter
 
 
@@ -389,7 +392,12 @@ class RoundTable:
         loss = arrived.notes["loss"]
         if not bool(torch.isfinite(loss).all()):
             raise WireError(f"client {who} says its loss is {float(loss[0])}, which is no number to go on with")
+        left_out = self.fold.roster.refused
         incoming(method, server, self.fold, down, map_tensors(arrived, lambda x: x.to(device)), ctx)
+        if self.fold.roster.refused > left_out:
+            self.desk.audit.refuse(
+                self.t, who, "its numbers are not finite or too large, and the blend leaves them out"
+            )
         self.counted[who] = (sizes, loss)
         self.bytes += len(upload)
 

@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from sparing.core.errors import ConfigError
+from sparing.net.local_sockets import LONGEST_PATH
 from sparing.storage.atomic import write_atomic
 
 APP_FILES = ("pieces.py", "relay.py", "shim.py")
 TASK_COMMANDS = ("clientapp", "agentapp", "connector", "model", "serverapp", "simulation")
 MOST_BYTES = 2**31
-_LONGEST_PATH = 103  # bytes of a unix socket's path, on every system
 
 
 def write_app(
@@ -70,9 +70,9 @@ def check_socket(path: str | Path) -> Path:
     """
     path = Path(path).expanduser().absolute()
     length = len(os.fsencode(path))
-    if length > _LONGEST_PATH:
+    if length > LONGEST_PATH:
         raise ConfigError(
-            f"the socket {path} has a path of {length} bytes, and a unix socket takes {_LONGEST_PATH}: "
+            f"the socket {path} has a path of {length} bytes, and a unix socket takes {LONGEST_PATH}: "
             "choose a shorter folder"
         )
     return path

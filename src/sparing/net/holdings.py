@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparing.core.errors import ConfigError, DataError, nearest_name
 from sparing.data import load_dataset
@@ -28,6 +29,16 @@ from sparing.tasks.trust import trust
 
 def load_holding(place: str) -> Holding:
     """One client's samples."""
+    found = _read_holding(place)
+    for what, pair in (("training", found.train), ("test", found.test)):
+        if pair is not None and len(pair[1]) == 0:
+            raise DataError(f"{place} has no {what} samples; give it some")
+        if pair is not None and isinstance(pair[0], np.ndarray | Tensor) and len(pair[0]) != len(pair[1]):
+            raise DataError(f"{place} has {len(pair[0])} {what} samples and {len(pair[1])} labels; give one each")
+    return found
+
+
+def _read_holding(place: str) -> Holding:
     if is_code(place):
         return _from_function(place)
     if "#" in place and not Path(place).exists():

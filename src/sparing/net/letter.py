@@ -26,7 +26,9 @@ _HEAD = struct.Struct("<4sBBBx16s16s16sIIIIIIIQQ5dQ")
 HEAD_BYTES = _HEAD.size
 MOST_TERMS = 1 << 20
 MOST_SENTENCE = 1000
-_MOST_COUNT = 1 << 40
+MOST_SAMPLES = 1 << 32
+"""Of one client."""
+_MOST_SAMPLES_OF_ALL = 1 << 52
 CAPACITIES = ("rank", "width", "up", "down", "speed")
 """What a device can declare, in the order of the head; NaN where it does not."""
 
@@ -90,7 +92,7 @@ def read_letter(data: bytes | memoryview, most: int) -> Letter:
         raise WireError(f"a body of {length} bytes said, {len(view) - HEAD_BYTES} came, {most} allowed; send it again")
     if kind not in Kind._value2member_map_ or first > 1:
         raise WireError(f"a letter of kind {kind}, which nobody knows; install the same sparing on both sides")
-    if samples > _MOST_COUNT or n > _MOST_COUNT:
+    if samples > _MOST_SAMPLES_OF_ALL or n > MOST_SAMPLES:
         raise WireError(f"a letter of {max(samples, n)} samples, which nobody has; send it again")
     if any(x <= 0 or math.isinf(x) for x in capacity):
         raise WireError(f"a letter with capacities {capacity}; they are above 0, or NaN where nothing is declared")
@@ -110,5 +112,13 @@ def sentence_body(text: str) -> bytes:
 
 def read_sentence(body: bytes) -> str:
     """What a stranger may have written, fit to be printed."""
-    text = body[: 4 * MOST_SENTENCE].decode("utf-8", "replace")[:MOST_SENTENCE]
-    return "".join(c if c.isprintable() else " " for c in text)
+    return printable(body[: 4 * MOST_SENTENCE].decode("utf-8", "replace"))
+
+
+def printable(text: str) -> str:
+    """One line without what would steer a terminal, cut to a length.
+
+    >>> printable("no\\x1b[2J\\nroom")
+    'no [2J room'
+    """
+    return "".join(c if c.isprintable() else " " for c in text[:MOST_SENTENCE])

@@ -22,9 +22,9 @@ from sparing.data.clients import Pair
 from sparing.engines.engine import Job
 from sparing.engines.reference import refuse_infinite
 from sparing.net import client_scores
-from sparing.net.letter import CAPACITIES, Kind, Letter, read_letter, sentence_body, write_letter
+from sparing.net.letter import CAPACITIES, Kind, Letter, printable, read_letter, sentence_body, write_letter
 from sparing.net.store import Kept, Pending, Store
-from sparing.net.terms import OwnCode, Terms, digest_of, node_job, read_terms
+from sparing.net.terms import OwnCode, digest_of, node_job, read_terms
 from sparing.runs.privacy.secret import ClientSecret, new_client_secret
 from sparing.wire import to_bytes
 
@@ -76,9 +76,16 @@ class Node:
             try:
                 answer = self.answer(letter, digest_of(data))
             except SparingError as error:
-                self.tell(f"client {letter.client}, round {letter.round}: {error}")
-                answer = letter.answer(Kind.REFUSED, sentence_body(str(error)))
+                answer = self.refused(letter, str(error), str(error))
+            except Exception as error:  # its words may tell of samples: they stay on this machine
+                name = type(error).__name__
+                answer = self.refused(letter, f"{name}: {error}", f"a {name} on the node, whose own log says more")
         return write_letter(answer)
+
+    def refused(self, letter: Letter, here: str, there: str) -> Letter:
+        """One sentence for each side."""
+        self.tell(printable(f"client {letter.client}, round {letter.round}: {here}"))
+        return letter.answer(Kind.REFUSED, sentence_body(there))
 
     def answer(self, letter: Letter, digest: bytes) -> Letter:
         if letter.kind == Kind.HELLO:
@@ -89,8 +96,7 @@ class Node:
         if letter.kind == Kind.TRAIN:
             return self.train(letter, kept, digest)
         if letter.kind == Kind.EVALUATE:
-            kept = kept.resolved(letter.settled)
-            return letter.answer(Kind.SCORES, self.evaluate(letter, kept))
+            return self.evaluate(letter, kept.resolved(letter.settled))
         raise WireError(f"a letter of kind {letter.kind.name}, which a server never sends")
 
     # ------------------------------------------------------------------------------------------------------- joining
@@ -105,6 +111,7 @@ class Node:
             secret = self.secrets.get(letter.client) or new_client_secret(key)
             kept = Kept(letter.run, letter.client, holding.n, body, secret)
             self.check_samples(kept)
+            self.jobs.pop(letter.client, None)  # by the terms of a run that never began
             self.job_of(kept)
             self.store.save(kept)
         elif kept.run != letter.run:
@@ -186,13 +193,16 @@ class Node:
                     f"client {kept.client} has released round {letter.round} once, and noise covers one release; "
                     "the server must ask for the next round"
                 )
+        if not letter.settled < letter.round <= job.rounds:
+            raise WireError(
+                f"a letter of round {letter.round} after {letter.settled}; the study has {job.rounds} rounds"
+            )
         kept = kept.resolved(letter.settled)
-        self.refuse_backwards(letter, kept)
-        keeps_nothing = not first_client(job.method, job.initial) and not commonly_held(job.method)
-        if letter.settled > kept.settled and not letter.first and not keeps_nothing:
+        self.refuse_backwards(letter, kept, 0 if pending is None else pending.round)
+        if is_behind(letter, kept, job):
             self.tell(f"client {kept.client}: its state is older than the server's, so it asks for everything")
             return letter.answer(Kind.NEED)
-        if letter.first or keeps_nothing:
+        if letter.first or keeps_nothing(job):
             kept = Kept(kept.run, kept.client, kept.n, kept.terms, kept.secret, letter.settled)
             kept = kept._replace(copy=seeded_copy(job), held=first_held(job.method))
         try:
@@ -205,12 +215,13 @@ class Node:
         self.kept[kept.client] = kept
         return letter.answer(Kind.UPLOAD, upload)
 
-    def refuse_backwards(self, letter: Letter, kept: Kept) -> None:
-        if letter.settled < kept.settled or letter.round <= kept.settled:
+    def refuse_backwards(self, letter: Letter, kept: Kept, trained: int) -> None:
+        """Rounds only go on: before a letter of a later round leaves the server, every earlier one is on its disk."""
+        if letter.settled < kept.settled or letter.round <= kept.settled or letter.round < trained:
             raise CheckpointError(
-                f"client {kept.client} knows that round {kept.settled} counts, and the server asks for round "
-                f"{letter.round} after round {letter.settled}; it goes on from an older checkpoint: restore a newer "
-                "one, or start a new run"
+                f"client {kept.client} knows of round {max(kept.settled, trained)}, and the server asks for round "
+                f"{letter.round} after round {letter.settled}; if this is no late letter, it goes on from an older "
+                "checkpoint: restore a newer one, or start a new run"
             )
 
     def read(self, letter: Letter, kept: Kept, job: Job) -> tuple[Parcel, Tree]:
@@ -243,14 +254,31 @@ class Node:
         self.tell(f"client {kept.client}, round {letter.round}: loss {loss:.4f}, {len(upload):,} bytes up")
         return upload, {name: x.detach().clone() for name, x in state.items()}
 
-    def evaluate(self, letter: Letter, kept: Kept) -> bytes:
+    def evaluate(self, letter: Letter, kept: Kept) -> Letter:
         job = self.job_of(kept)
+        if client_scores.are_secret(job):
+            raise ConfigError("dp.mode is local, and nothing leaves this client without noise; evaluate on the server")
+        if is_behind(letter, kept, job):
+            return letter.answer(Kind.NEED)
         state = first_client(job.method, job.initial) if kept.state is None else kept.state
-        return client_scores.scores_of_client(job, state, letter.body, round_context(letter, job))
+        scores = client_scores.scores_of_client(job, state, letter.body, round_context(letter, job))
+        return letter.answer(Kind.SCORES, scores)
 
 
 class _OtherModel(Exception):
     """What came does not fit the version of the model that this client holds."""
+
+
+def keeps_nothing(job: Job) -> bool:
+    """Whether clients of this method have no state, so that none can be lost."""
+    return not first_client(job.method, job.initial) and not commonly_held(job.method)
+
+
+def is_behind(letter: Letter, kept: Kept, job: Job) -> bool:
+    """Whether the server counts on state that this client does not have."""
+    if letter.first or keeps_nothing(job):
+        return False
+    return kept.state is None or letter.settled > kept.settled
 
 
 def round_context(letter: Letter, job: Job) -> Ctx:
@@ -281,11 +309,3 @@ def seeded_copy(job: Job) -> Tree:
 
 def model_digest(copy: Tree) -> bytes:
     return bytes.fromhex(tree_sha256(copy))[:16]
-
-
-def terms_in(node: Node, client: int) -> Terms:
-    """For a person who wants to know what this client has agreed to."""
-    kept = node.load(client)
-    if kept is None:
-        raise ConfigError(f"client {client} has joined no run on this node")
-    return read_terms(kept.terms)

@@ -70,6 +70,7 @@ class RelayPost:
                     open_tokens.add(self.send(relay, *following, end - time.monotonic(), most))
             if not relay.pump(min(_WAIT, max(0.0, end - time.monotonic())), self.longest):
                 self.tell("the relay is gone; waiting for it to come back")
+                relay.close()
                 self.relay = None
                 return
             if self.replaced():
@@ -121,7 +122,7 @@ class RelayPost:
         except BlockingIOError:
             return False
         if self.relay is not None:
-            self.relay.peer.close()
+            self.relay.close()
         self.relay, self.sent = _Relay(peer), {}
         self.tell("a relay is connected")
         return True
@@ -129,7 +130,7 @@ class RelayPost:
     def leave(self) -> None:
         """Without a word: the relay waits for whoever comes next."""
         if self.relay is not None:
-            self.relay.peer.close()
+            self.relay.close()
         self.door.close()
         self.path.unlink(missing_ok=True)
 
@@ -142,7 +143,7 @@ class RelayPost:
                 end = time.monotonic() + seconds
                 while relay.writing and time.monotonic() < end and relay.pump(_WAIT, self.longest):
                     pass
-                relay.peer.close()
+                relay.close()
         finally:
             self.door.close()
             self.path.unlink(missing_ok=True)
@@ -158,8 +159,12 @@ class _Relay:
         self.selector.register(peer, selectors.EVENT_READ)
         self.out: list[memoryview] = []
         self.head, self.body = bytearray(), bytearray()
-        self.frame: tuple[int, int, str, int, int] | None = None  # kind, token, key, bytes of body left, and kept of it
+        self.frame: tuple[int, int, str, int, bool] | None = None  # kind, token, key, bytes of body left; if kept
         self.done: list[tuple[int, int, str, bytes | None]] = []
+
+    def close(self) -> None:
+        self.selector.close()
+        self.peer.close()
 
     @property
     def writing(self) -> bool:
@@ -222,8 +227,7 @@ class _Relay:
             return rest
         key = self.head[_HEAD.size :].decode("ascii", "replace")
         self.head = bytearray()
-        kept = length if length <= longest(kind, token) else 0
-        self.frame = (kind, token, key, length, kept)
+        self.frame = (kind, token, key, length, length <= longest(kind, token))
         self._close_frame()
         return rest
 
@@ -242,6 +246,5 @@ class _Relay:
         kind, token, key, left, kept = self.frame
         if left:
             return
-        whole = len(self.body) == kept
-        self.done.append((kind, token, key, bytes(self.body) if whole else None))
+        self.done.append((kind, token, key, bytes(self.body) if kept else None))
         self.frame, self.body = None, bytearray()

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError
 from sparing.data.files.unpacking import one_line
-from sparing.net.letter import CAPACITIES
+from sparing.fleet.fleet import can_declare
+from sparing.net.letter import CAPACITIES, MOST_SAMPLES
 
 _MOST_BYTES = 64 << 20
+_LONGEST_KEY = 255
 
 
 class Entry(NamedTuple):
@@ -39,11 +41,6 @@ class ClientRoster:
 
     def __len__(self) -> int:
         return len(self.entries)
-
-    @property
-    def unknown(self) -> list[int]:
-        """Clients whose number of samples nobody has said yet."""
-        return [one.client for one in self.entries if one.samples is None]
 
     @property
     def count(self) -> Tensor:
@@ -78,7 +75,12 @@ class ClientRoster:
 
     @classmethod
     def from_json(cls, rows: list[dict[str, Any]]) -> "ClientRoster":
-        return cls([_entry(row, row["samples"]) for row in rows])
+        """A ValueError or the like where it is none that `to_json` wrote after everybody had joined."""
+        entries = [_entry(row, row["samples"]) for row in rows]
+        sound = all(type(one.samples) is int and 0 < one.samples <= MOST_SAMPLES and one.key for one in entries)
+        if not entries or not sound or [one.client for one in entries] != list(range(len(entries))):
+            raise ValueError
+        return cls(entries)
 
 
 def _entry(row: dict[str, Any], samples: int | None) -> Entry:
@@ -120,9 +122,10 @@ def read_roster(path: Path) -> ClientRoster:
 
 def _read_row(row: dict[str, Any], where: str) -> Entry:
     key = (row.get("key") or "").strip()
-    if not key:
+    if not key or not (key.isascii() and key.isprintable() and len(key) <= _LONGEST_KEY):
+        what = "a key that no carrier knows" if key else "no key"
         raise ConfigError(
-            f"{where}: client {one_line(str(row['client']))} has no key; write the id its carrier knows it by"
+            f"{where}: client {one_line(str(row['client']))} has {what}; write the id its carrier knows it by"
         )
     try:
         client, samples = int(row["client"]), (row.get("samples") or "").strip()
@@ -130,8 +133,10 @@ def _read_row(row: dict[str, Any], where: str) -> Entry:
         n = int(samples) if samples else None
     except (TypeError, ValueError):
         raise ConfigError(f"{where} holds something that is not a number; correct it") from None
-    if client < 0 or (n is not None and n < 1) or any(not 0 < x < math.inf for x in capacity.values()):
-        raise ConfigError(f"{where} holds a number that cannot be; clients count from 0, the rest is above 0")
+    if client < 0 or not (n is None or 0 < n <= MOST_SAMPLES) or not all(map(can_declare, capacity, capacity.values())):
+        raise ConfigError(
+            f"{where} holds a number that cannot be; clients count from 0, the rest is above 0, rank and width to 1"
+        )
     return _entry({"client": client, "key": key, **capacity}, n)
 
 

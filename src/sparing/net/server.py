@@ -17,6 +17,7 @@ from sparing.data.files.unpacking import read_json
 from sparing.data.options import name_and_options
 from sparing.engines.engine import Engine, Job
 from sparing.net.audit import AUDIT_FILE
+from sparing.net.client_scores import are_secret
 from sparing.net.desk import Clock, Desk, Post, Progress
 from sparing.net.roster import ClientRoster
 from sparing.net.terms import terms_of
@@ -77,6 +78,8 @@ def start_federation(
     job, _ = settle_study(study, _server_task(study, known, sets), secret)
     terms = terms_of(study, job, sets.shape, sets.classes).to_bytes()
     warn_unbounded(job)
+    if study.network.evaluate == "clients" and are_secret(job):
+        raise ConfigError("network.evaluate is clients, and with dp.mode local they tell nobody; set it to server")
     desk = _desk(job, carried, roster, study, run, terms, secret)
     gather(desk, carried)
 
@@ -98,7 +101,7 @@ def resume_federation(
     study = study_from(read_config(folder), str(folder))
     if study.engine != "network":
         raise ConfigError(f"{folder} is a simulation; go on with `sparing resume {folder}`")
-    run, roster = read_federation(folder)
+    run, roster = read_federation(folder)[:2]
     key = read_secret(folder)
 
     def make(job: Job, opened: RunFolder | None) -> Engine:
@@ -200,10 +203,23 @@ def _write_federation(folder: Path, run: bytes, roster: ClientRoster, sets: Serv
         write_json(path, known)
 
 
-def read_federation(folder: Path) -> tuple[bytes, ClientRoster]:
+class FederationFile(NamedTuple):
+    """What a run folder knows of its federation."""
+
+    run: bytes
+    roster: ClientRoster
+    shape: tuple[int, ...]  # of a sample
+    classes: int
+
+
+def read_federation(folder: Path) -> FederationFile:
     path = folder / FEDERATION_FILE
     held = read_json(path, f"{path} is missing or was altered, and without it nodes cannot be told apart; restore it")
     try:
-        return bytes.fromhex(held["run"]), ClientRoster.from_json(held["roster"])
+        run, roster = bytes.fromhex(held["run"]), ClientRoster.from_json(held["roster"])
+        known = FederationFile(run, roster, tuple(map(int, held["shape"])), int(held["classes"]))
+        if len(run) != _RUN_BYTES or min(known.shape, default=1) < 1 or known.classes < 1:
+            raise ValueError
+        return known
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(f"{path} was altered; restore it from a copy") from None

@@ -16,7 +16,6 @@ before the upload leaves.
     [[0.0, 0.0]]
 """
 
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +28,7 @@ from sparing.core.versions import NEVER
 from sparing.runs.files.checkpoint import load_checkpoint, save_checkpoint
 from sparing.runs.files.lock import FolderLock
 from sparing.runs.privacy.secret import ClientSecret
+from sparing.storage.atomic import owner_only
 
 
 class Pending(NamedTuple):
@@ -95,15 +95,17 @@ class Store:
         path = self.path(client)
         if not path.exists():
             return None
-        tensors, meta = load_checkpoint(path)
-        return _kept_from(tensors, meta)
+        kept = _kept_from(*load_checkpoint(path))
+        if kept.client != client:
+            raise CheckpointError(f"{path} holds the state of client {kept.client}; give it back its name")
+        return kept
 
     def save(self, kept: Kept) -> None:
         """On return it is durably there; a full disk leaves what was there before."""
         self.lock.check()
         tensors, meta = _tensors_of(kept)
-        save_checkpoint(self.path(kept.client), tensors, meta)
-        os.chmod(self.path(kept.client), 0o600)
+        with owner_only():
+            save_checkpoint(self.path(kept.client), tensors, meta)
 
 
 def _tensors_of(kept: Kept) -> tuple[Tree, dict[str, Any]]:

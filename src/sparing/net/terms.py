@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 import sparing
 from sparing.core.errors import ConfigError, WireError
@@ -29,6 +29,7 @@ from sparing.tasks.build import network_builder, own_loss
 from sparing.tasks.code import is_code
 
 _DEEPEST = 16  # brackets within each other
+_MOST_CLIENTS = 1 << 24
 _KEPT = {"method", "personalization", "local", "rounds", "sample", "seed"}
 _SAID = {*_KEPT, "task", "plan", "task.model", "task.augment", "plan.path", "plan.precision"}
 """Keys of a study that terms may hold."""
@@ -42,9 +43,9 @@ class Terms(BaseModel):
     sparing: str  # versions
     torch: str
     study: dict[str, Any]  # as much of it as a node needs
-    clients: int
-    shape: list[int]  # of a sample
-    classes: int
+    clients: int = Field(gt=0, le=_MOST_CLIENTS)
+    shape: list[PositiveInt]  # of a sample
+    classes: PositiveInt
     model: str  # SHA-256 of the initial model
     code: dict[str, str]  # of what the study names of one's own code: its key and SHA-256
 

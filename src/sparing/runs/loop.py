@@ -83,6 +83,8 @@ class RunState:
         self.count = cohort_size(training, self.study.sample)
         if self.study.engine == "network":
             self.count = min(training, math.ceil(self.count * (1 + self.study.network.over) - 1e-9))
+        if self.job.fleet.arrivals is not None:
+            self.count = max(self.count, self.job.fleet.arrivals.most_asked)
         self.recount()
 
     def recount(self) -> None:
@@ -112,6 +114,16 @@ class RunState:
         if self.folder:
             self.folder.lock.check()
         self.releases.write()
+
+    def with_costs(self, t: int, outcome: Outcome) -> Outcome:
+        """The same, with the time and the privacy that the rounds up to t took."""
+        report = dict(outcome.report)
+        if is_timed(self.job.fleet):
+            so_far = self.table[-1].metrics.get("clock", 0.0) if self.table else 0.0
+            report |= clock_report(self.job, outcome, t, so_far)
+        if self.spending:
+            report |= {"epsilon": self.spending.spent(t)}
+        return outcome._replace(report=report)
 
     def save(self) -> None:
         """A checkpoint of the rounds that are done."""
@@ -153,7 +165,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         """Say how round t went, and keep it."""
         outcome, evaluation = under_way(), None
         run.release(t)
-        outcome = _with_time_and_epsilon(run, t, outcome)
+        outcome = run.with_costs(t, outcome)
         if t % study.evaluate.every == 0 or t == run.last:
             if run.asks_clients and run.folder and run.owed is None:
                 run.owed = OwedRound(t, outcome, pictures)
@@ -201,16 +213,6 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     result = _result_of_run(run)
     run.finish(result)
     return result
-
-
-def _with_time_and_epsilon(run: RunState, t: int, outcome: Outcome) -> Outcome:
-    """The outcome of round t with how long it took the fleet, and what of its privacy is spent."""
-    if is_timed(run.job.fleet):
-        so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
-        outcome = outcome._replace(report=outcome.report | clock_report(run.job, outcome, t, so_far))
-    if run.spending:
-        outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
-    return outcome
 
 
 def cohort_size(clients: int, sample: int | float) -> int:

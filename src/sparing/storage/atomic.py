@@ -40,6 +40,16 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
+def owner_only() -> Iterator[None]:
+    """Files and sockets that are made meanwhile are for their owner alone, from the first byte."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
 def os_errors_as_checkpoint_error(path: str | Path) -> Iterator[None]:
     """What the operating system refuses while a run's file is written, such as a full disk, becomes one sentence."""
     try:

@@ -34,8 +34,12 @@ def serve_command(
 
     sets = (test, None if shape is None else runs.parse_shape(shape), classes)
     if resume is not None:
-        if items or roster:
-            raise ConfigError("--resume goes on with a run and its own roster; drop the study and --roster")
+        if items or roster or out:
+            raise ConfigError(
+                "--resume goes on with a run, its study and its roster; drop the study, --roster and --out"
+            )
+        if dry_run:
+            raise ConfigError("--dry-run says what a new run would send; drop it, or --resume")
         runs.resume_served(resume, sets, socket, trust, as_json)
         return
     if roster is None:
@@ -71,7 +75,7 @@ def join_command(
     if dry_run:
         runs.print_node_plan(data or [], state)
         return
-    runs.join_federation(data or [], state, socket, model, loss, lambda line: complain(line))
+    runs.join_federation(data or [], state, socket, model, loss, complain)
 
 
 flower_commands = typer.Typer(no_args_is_help=True, help="Flower as the carrier of letters; see docs/network.md.")
