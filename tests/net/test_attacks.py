@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from net.federation import Federated, Simulated, same_states, study_with
-from sparing.core.errors import CheckpointError, DataError
+from sparing.core.errors import CheckpointError, ConfigError, DataError
 from sparing.fleet.fleet import read_arrivals
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
 from sparing.net.server import read_federation
@@ -289,6 +289,13 @@ def test_scores_are_not_given_where_noise_is_promised(joined):
     federated, letters = joined([{"dp": {"mode": "local"}}])
     said = asked(federated, letters[1]._replace(kind=Kind.EVALUATE, round=3, settled=2, body=b"\0"))
     assert "noise" in read_sentence(said.body)
+
+
+def test_a_server_does_not_ask_for_scores_where_noise_is_promised(tmp_path):
+    network = NETWORK | {"evaluate": "clients"}
+    federated = Federated(study_with([{"dp": {"mode": "local"}}], **STUDY, network=network), tmp_path)
+    with pytest.raises(ConfigError, match=r"with dp.mode local they tell nobody; set it to server"):
+        federated.run()
 
 
 def test_a_node_that_is_behind_gives_no_scores(joined):

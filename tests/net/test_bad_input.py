@@ -184,6 +184,10 @@ def test_a_full_disk_on_a_node_makes_it_absent_until_there_is_room(tmp_path, mon
         ("client,key,samples\n0,a,0\n", "cannot be"),
         ("client,key,rank\n0,a,inf\n", "cannot be"),
         ("client,key,rank\n0,a,0.5\n1,b,\n", "gives no rank for client 1"),
+        ("client,key,rank\n0,a,5\n", "cannot be"),
+        (f"client,key,samples\n0,a,{10**30}\n", "cannot be"),
+        ("client,key\n0,n\u00f6de\n", "a key that no carrier knows"),
+        (f"client,key\n0,{'a' * 300}\n", "a key that no carrier knows"),
     ],
 )
 def test_a_roster_with_a_mistake_is_refused(text, said, tmp_path):

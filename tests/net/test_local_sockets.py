@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -63,6 +63,22 @@ def test_whoever_misbehaves_loses_the_connection_and_nobody_else(short):
                 peer.sendall(bad)
                 peer.shutdown(socket.SHUT_WR)
                 assert peer.recv(10) == b""
+        assert ask(short / "n.sock", b"fine", 100) == b"fine"
+
+
+def test_so_many_connections_are_read_at_a_time(short):
+    """Whoever only holds the line keeps others waiting, and costs no more than a few threads."""
+    before = threading.active_count()
+    with listening(short / "n.sock", lambda data: data), ExitStack() as held:
+        for _ in range(30):
+            peer = held.enter_context(socket.socket(socket.AF_UNIX))
+            peer.connect(str(short / "n.sock"))
+            peer.sendall(b"\x05")
+        peer.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            peer.recv(1)
+        assert threading.active_count() - before <= 17
+        held.close()
         assert ask(short / "n.sock", b"fine", 100) == b"fine"
 
 
