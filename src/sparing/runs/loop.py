@@ -115,6 +115,16 @@ class RunState:
             self.folder.lock.check()
         self.releases.write()
 
+    def with_costs(self, t: int, outcome: Outcome) -> Outcome:
+        """The same, with the time and the privacy that the rounds up to t took."""
+        report = dict(outcome.report)
+        if is_timed(self.job.fleet):
+            so_far = self.table[-1].metrics.get("clock", 0.0) if self.table else 0.0
+            report |= clock_report(self.job, outcome, t, so_far)
+        if self.spending:
+            report |= {"epsilon": self.spending.spent(t)}
+        return outcome._replace(report=report)
+
     def save(self) -> None:
         """A checkpoint of the rounds that are done."""
         assert self.folder is not None
@@ -155,11 +165,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         """Say how round t went, and keep it."""
         outcome, evaluation = under_way(), None
         run.release(t)
-        if is_timed(run.job.fleet):
-            so_far = run.table[-1].metrics.get("clock", 0.0) if run.table else 0.0
-            outcome = outcome._replace(report=outcome.report | clock_report(run.job, outcome, t, so_far))
-        if run.spending:
-            outcome = outcome._replace(report=outcome.report | {"epsilon": run.spending.spent(t)})
+        outcome = run.with_costs(t, outcome)
         if t % study.evaluate.every == 0 or t == run.last:
             if run.asks_clients and run.folder and run.owed is None:
                 run.owed = OwedRound(t, outcome, pictures)
