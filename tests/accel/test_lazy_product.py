@@ -105,7 +105,14 @@ def test_a_blend_that_collects_gets_the_matrices():
     x, whole = made()
 
     def collect(model, weight):
-        return Collect(model, weight, lambda v, m, w: ({n: x.double().amax(0, keepdim=True) for n, x in v.items()}, m))
+        return Collect(
+            model,
+            weight,
+            lambda v, m, w: (
+                {n: x.double().amax(0, keepdim=True) for n, x in v.items()},
+                {n: x.any(0, keepdim=True) for n, x in m.items()},
+            ),
+        )
 
     assert torch.allclose(mean(x, collect).float()[0], whole.amax(0))
 

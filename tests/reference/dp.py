@@ -44,7 +44,7 @@ def shared_words(secret, t, client, tag, n):
     """n words that a client and whoever has the run's secret can draw, without the values."""
     salt = hashlib.sha256(b"sparing/secret/" + secret).digest()
     shared = hkdf(secret, salt, ["client and server", client])
-    return stream(hkdf(shared, salt, [t, client, tag, ""]), n)
+    return stream(hkdf(shared, b"", [t, client, tag, ""]), n)
 
 
 def stream(key, n):

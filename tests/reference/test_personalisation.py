@@ -11,7 +11,7 @@ from reference.personalisation import ALL, BODY, HEAD
 from sparing.core.round import starting_models, train_locally
 from sparing.core.tree import under
 from sparing.engines.engine import cohort_context
-from sparing.engines.evaluation import _job_in_steps, _tuned_job
+from sparing.engines.evaluation import _job_in_steps, tuned_job
 from sparing.runs.start import new_run, settle_study
 from sparing.runs.study import study_from
 
@@ -36,7 +36,7 @@ def models_of(job, bank, server, t, ids, who, steps):
         models = starting_models(job.method, server, state, ctx)
         if who == "before":
             return models
-        how = _tuned_job(job) if who == "after" else _job_in_steps(_tuned_job(job), steps)
+        how = tuned_job(job) if who == "after" else _job_in_steps(tuned_job(job), steps)
         return dict(train_locally(how.method.local, how.train, models, under("local", state), ctx).after)
 
 

@@ -59,7 +59,7 @@ def run_in_processes(
         while True:
             while len(running) < jobs and (work := source()) is not None:
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child_process, args=(work, theirs), daemon=True)
+                process = context.Process(target=_child_process, args=(work, theirs, dict(os.environ)), daemon=True)
                 process.start()
                 theirs.close()
                 running[process.sentinel] = process, ours, work
@@ -78,8 +78,9 @@ def run_in_processes(
             process.join()
 
 
-def _child_process(work: SweepRun, parent: Any) -> None:
-    """What the process does."""
+def _child_process(work: SweepRun, parent: Any, environment: dict[str, str]) -> None:
+    """What the process does, in its parent's environment: that of the process it was forked from may be older."""
+    os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
