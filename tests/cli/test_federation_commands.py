@@ -169,7 +169,7 @@ SERVE = ("serve", "study.yaml", "--roster", "roster.csv")
         (SERVE, "the server holds no samples; give --test"),
         ((*SERVE, "--test", "none.npz"), "there is no file none.npz"),
         ((*SERVE, "--test", "study.yaml"), "study.yaml"),
-        ((*SERVE, "--shape", "8by8", "--classes", "10"), "--shape is '8by8'; write it as 1x8x8"),
+        ((*SERVE, "--shape", "8by8", "--classes", "10"), "--shape is '8by8'; write it as 3x32x32"),
         (("serve", "study.yaml", "--resume", "runs/x"), "drop the study"),
         (("serve", "--resume", "runs/x", "--roster", "roster.csv"), "drop the study, --roster"),
         (("serve", "--resume", "runs/x", "--dry-run"), "drop it, or --resume"),

@@ -15,7 +15,6 @@ from sparing.cli.interrupt import INTERRUPT
 from sparing.cli.progress import RunProgress, log_plain_lines
 from sparing.cli.watched_runs import study_in_folder
 from sparing.cli.wording import method_name, print_result, size_text
-from sparing.core.errors import ConfigError
 from sparing.net.desk import Progress
 from sparing.net.holdings import load_holdings, load_server_sets, trusted_call
 from sparing.net.letter import HEAD_BYTES
@@ -41,13 +40,6 @@ from sparing.runs.study import Study
 TypedSets = tuple[Path | None, tuple[int, ...] | None, int | None]
 """--test, --shape and --classes."""
 _WAITING_SHOWN = 8  # clients
-
-
-def parse_shape(text: str) -> tuple[int, ...]:
-    sides = text.lower().replace(",", "x").split("x")
-    if not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise ConfigError(f"--shape is {text!r}; write it as 1x8x8")
-    return tuple(int(side) for side in sides)
 
 
 # --------------------------------------------------------------------------------------------------------- the server

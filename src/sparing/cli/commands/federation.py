@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparing.cli.commands.shared import AsJson, StudyItems, Trust, complain
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, complain, parse_shape
 from sparing.core.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ def serve_command(
     from sparing.cli import federation_runs as runs
     from sparing.cli.study_files import free_run_folder, study_from_items
 
-    sets = (test, None if shape is None else runs.parse_shape(shape), classes)
+    sets = (test, None if shape is None else parse_shape(shape), classes)
     if resume is not None:
         if items or roster or out:
             raise ConfigError(

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sparing.cli import completion
-from sparing.cli.commands.shared import AsJson, StudyItems, Trust, print_json
+from sparing.cli.commands.shared import AsJson, StudyItems, Trust, parse_shape, print_json
 from sparing.core.errors import ConfigError
 
 
@@ -47,7 +47,7 @@ def explain_command(
     """
     from sparing.cli.study_files import load_known_study
 
-    study, sides = load_known_study(None, [f"method={method}", f"task.model={model}"]), _parse_shape(shape)
+    study, sides = load_known_study(None, [f"method={method}", f"task.model={model}"]), parse_shape(shape)
     assert study.task.model is not None
     if study.task.code():
         raise ConfigError(f"--model is {model!r}, and explain runs no code but sparing's; `sparing check` does")
@@ -62,13 +62,6 @@ def explain_command(
         print_json({**found._asdict(), "sizes": sizes})
     else:
         print_explanation(found, Console())
-
-
-def _parse_shape(text: str) -> tuple[int, ...]:
-    sides = text.lower().replace(",", "x").split("x")
-    if not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise ConfigError(f"--shape is {text!r}; write it as 3x32x32")
-    return tuple(int(side) for side in sides)
 
 
 def data_command(

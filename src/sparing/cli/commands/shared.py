@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from sparing.cli import completion
+from sparing.core.errors import ConfigError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 StudyItems = Annotated[
@@ -22,6 +23,14 @@ StudyItems = Annotated[
 
 
 Trust = Annotated[bool, typer.Option("--trust", help="Trust the code that the study names, and run it.")]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """As --shape says it."""
+    sides = text.lower().replace(",", "x").split("x")
+    if not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise ConfigError(f"--shape is {text!r}; write it as 3x32x32")
+    return tuple(int(side) for side in sides)
 
 
 def print_json(value: Any) -> None:
