@@ -14,14 +14,14 @@ demo: $(STAMP)                  ## FedAvg against seven ways to send less, on th
 	$(BIN)/sparing demo
 
 check: lint $(STAMP)            ## for every edit: core, laws and parts without what is marked slow, and one short run
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow" tests/core tests/laws tests/parts
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not slow" tests/core tests/laws tests/parts
 	$(BIN)/sparing run method=psfed+topk+int8+memory rounds=2 sample=4 --out $$(mktemp -d)/run --json > /dev/null
 
 test: lint $(STAMP)             ## everything CI checks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 plain: $(STAMP)                 ## core, laws, parts and recipes without accelerators
-	OMP_NUM_THREADS=1 SPARING_PLAIN=1 $(BIN)/python -m pytest -n auto tests/core tests/laws tests/parts tests/recipes
+	OMP_NUM_THREADS=1 SPARING_PLAIN=1 $(BIN)/python -m pytest -n auto --dist worksteal tests/core tests/laws tests/parts tests/recipes
 
 kernels: $(TRITON)              ## the Triton kernels in Triton's interpreter, without a GPU, installed in .venv-kernels
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .venv-kernels/bin/python -m pytest -n auto tests/accel/test_kernels_interpreted.py

@@ -154,6 +154,11 @@ def play(folder: Path, args: argparse.Namespace, study: Path, overrides: list[st
     print(f"over Flower   {result['model_sha256']}")
     verdict = f"{'the same' if same else 'ANOTHER'}; ledger {'equal' if ledger else 'DIFFERENT'}"
     print(f"simulated     {again.model_sha256}  {verdict}")
+    if values.secure:
+        plain = simulate(trial, folder / "plain", bool(args.absent or values.network.over), masked=False)
+        alike = plain.model_sha256 == result["model_sha256"]
+        print(f"without masks {plain.model_sha256}  {'the same' if alike else 'ANOTHER'}")
+        same &= alike
     print(f"killed: server {mishaps.done['server']} times, nodes {mishaps.done['node']} times")
     figures = {
         "rounds": result["rounds"],
@@ -173,11 +178,14 @@ def play(folder: Path, args: argparse.Namespace, study: Path, overrides: list[st
     return 0 if same and ledger else 1
 
 
-def simulate(trial: Trial, out: Path, arrived: bool) -> sparing.Result:
-    """The same study in one process; where somebody was left out, with the arrivals that were recorded."""
+def simulate(trial: Trial, out: Path, arrived: bool, masked: bool = True) -> sparing.Result:
+    """The same study in one process; where somebody was left out, with the arrivals that were recorded.
+
+    `masked`: with secure aggregation, if the study has it.
+    """
     overrides = [*trial.overrides, *([f"fleet.arrived={trial.run}"] if arrived else [])]
     study = load_study(trial.study, overrides)
-    return start_run(study, out=out)
+    return start_run(study if masked else study.model_copy(update={"secure": None}), out=out)
 
 
 if __name__ == "__main__":

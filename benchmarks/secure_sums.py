@@ -144,11 +144,27 @@ def evenly_gone(terms: SumTerms, share: float) -> set[int]:
     return {ring[i * n // gone] for i in range(gone)}
 
 
-def price_of(terms: SumTerms, gone: Collection[int]) -> None:
+@dataclass
+class SumPrice:
+    """Of one sum: bytes of a client's messages, milliseconds of a client and seconds of the server, by name."""
+
+    sizes: dict[str, int]
+    client: dict[str, float]
+    server: dict[str, float]
+
+    @property
+    def beside(self) -> int:
+        """Bytes beside the upload."""
+        return sum(size for name, size in self.sizes.items() if name != "upload")
+
+
+def measure_sum(terms: SumTerms, gone: Collection[int], values: np.ndarray | None = None) -> SumPrice:
+    """Play a sum of these values of everybody (random ones if none are given), and be sure that it is right."""
     clock = Stopwatch()
     keys = {who: new_node_keys() for who in terms.cohort}
     roster = KeyRoster({who: own.public() for who, own in keys.items()})
-    values = np.random.default_rng(0).integers(0, 2**terms.bits, terms.size, np.uint64)
+    if values is None:
+        values = np.random.default_rng(0).integers(0, 2**terms.bits, terms.size, np.uint64)
     parties, prepared = {}, {}
     for who, own in keys.items():
         state, bound = clock("prepare", prepare_sum, terms, who, own, roster, POLICY, Bound(RUN))
@@ -170,20 +186,27 @@ def price_of(terms: SumTerms, gone: Collection[int]) -> None:
         sizes |= {"request": len(request), "shares": len(answer)}
     clock("rebuild", lambda: [total._secret(who) for who in total.prepared])
     found = clock("remove masks", total.unmasked)
-    expected = values * np.uint64(len(total.arrived)) & np.uint64(2**terms.bits - 1)
+    expected = values.astype(np.uint64) * np.uint64(len(total.arrived)) & np.uint64(2**terms.bits - 1)
     assert np.array_equal(found, expected.astype(found.dtype))
-    server = clock.total("read", "begin", "introduce", "add", "request", "hear", "remove masks")
-    protocol = sum(sizes[name] for name in sizes if name != "upload")
-    sent = [sizes[name] for name in ("prepare", "introduction", "upload", "request", "shares")]
-    client = [1e3 * clock.median(name) for name in ("prepare", "mask", "unmask")]
-    at_server = [clock.total(*names) for names in (("read", "introduce"), ("add",), ("rebuild",), ("remove masks",))]
+    parts = {"prepare": ("read", "introduce"), "add": ("add",), "rebuild": ("rebuild",), "remove": ("remove masks",)}
+    parts["all"] = ("read", "begin", "introduce", "add", "request", "hear", "remove masks")
+    return SumPrice(
+        sizes,
+        {name: 1e3 * clock.median(name) for name in ("prepare", "mask", "unmask")},
+        {name: clock.total(*names) for name, names in parts.items()},
+    )
+
+
+def price_of(terms: SumTerms, gone: Collection[int]) -> None:
+    price = measure_sum(terms, gone)
+    sent = [price.sizes[name] for name in ("prepare", "introduction", "upload", "request", "shares")]
     print(
-        f"{len(keys):4} {terms.degree:4} {terms.bits:4} {len(gone):5} |"
+        f"{len(terms.cohort):4} {terms.degree:4} {terms.bits:4} {len(gone):5} |"
         + "".join(f"{x:12,}" for x in sent)
-        + f" {protocol:8,} |"
-        + "".join(f"{x:8.1f}" for x in client)
+        + f" {price.beside:8,} |"
+        + "".join(f"{x:8.1f}" for x in price.client.values())
         + " |"
-        + "".join(f"{x:8.3f}" for x in [*at_server, server]),
+        + "".join(f"{x:8.3f}" for x in price.server.values()),
         flush=True,
     )
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 import os
 import sys
@@ -12,10 +13,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 settle.LONG_RUN_SECONDS = math.inf  # plans are chosen by rule: no test depends on what was measured
 
 
+@pytest.fixture(scope="session")
+def new_state_home(tmp_path_factory):
+    """Paths at which nothing is yet, one after the other: pytest's own search among all that it has made."""
+    folder = tmp_path_factory.mktemp("state")
+    return map(folder.joinpath, map(str, itertools.count()))
+
+
 @pytest.fixture(autouse=True)
-def no_trust(tmp_path_factory, monkeypatch):
+def no_trust(new_state_home, monkeypatch):
     """No test runs code because somebody trusts it, nor makes them."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+    monkeypatch.setenv("XDG_STATE_HOME", str(next(new_state_home)))
 
 
 def pytest_collection_modifyitems(items):

@@ -287,9 +287,9 @@ def test_stacked_is_refused():
 @pytest.mark.filterwarnings("ignore:plan.precision is bf16, for which this processor")
 @pytest.mark.parametrize("path", ["loop-fast", "implicit"])
 def test_a_run_learns_as_much(path, tmp_path):
-    task, study = {"clients": 20, "model": "mlp"}, {"rounds": 8, "sample": 10, "seed": 1}
+    task, study = {"clients": 20, "model": "mlp"}, {"rounds": 8, "sample": 10, "seed": 1, "evaluate": {"every": 8}}
     whole, half = (
-        sparing.run(task, "fedavg", out=tmp_path / name, plan={"path": path, "precision": name}, **study)
+        sparing.run(task, "fedavg", out=tmp_path / name, plan={"path": path, "precision": name, "threads": 1}, **study)
         for name in ("float32", "bf16")
     )
     assert whole.model_sha256 != half.model_sha256
@@ -303,7 +303,13 @@ def test_a_run_that_was_broken_off_goes_on_in_bfloat16(tmp_path):
         if record.round == 2:
             raise KeyboardInterrupt
 
-    study = {"rounds": 4, "sample": 5, "seed": 1, "checkpoint": 1, "plan": {"path": "loop-fast", "precision": "bf16"}}
+    study = {
+        "rounds": 4,
+        "sample": 5,
+        "seed": 1,
+        "checkpoint": 1,
+        "plan": {"path": "loop-fast", "precision": "bf16", "threads": 1},
+    }
     task = {"clients": 10, "model": "mlp"}
     whole = sparing.run(task, "topk+memory", **study)
     with pytest.raises(KeyboardInterrupt):

@@ -381,7 +381,7 @@ METHODS: dict[str, list] = {
 @pytest.mark.parametrize("name", METHODS)
 def test_with_plain_bodies_a_run_has_the_same_bits_and_bytes(name, engine):
     def run():
-        how = {"rounds": 3, "sample": 5, "seed": 3, "local": {"epochs": 1}, "engine": engine}
+        how = {"rounds": 3, "sample": 5, "seed": 3, "local": {"steps": 2}, "engine": engine}
         return sparing.run("digits", METHODS[name], plan={"path": "loop", "chunk": 3}, **how)
 
     fast = run()

@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,7 +89,7 @@ def test_run_writes_a_folder_that_agrees_with_itself(finished):
 
 
 def test_plain_lines_and_a_summary_where_there_is_no_terminal():
-    result = call("run", *SMALL, "rounds=20")
+    result = call("run", *SMALL, "rounds=20", "local.steps=1")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
     assert [line.split()[2] for line in lines if " round " in line] == [f"{t}/20" for t in range(2, 21, 2)]
@@ -106,7 +108,8 @@ def test_file_and_overrides_mix_in_any_order():
 
 
 def test_a_taken_default_folder_gets_a_number():
-    folders = [json.loads(call("run", *SMALL, "rounds=1", "--json").stdout)["folder"] for _ in range(3)]
+    words = ["run", *SMALL, "rounds=1", "local.steps=1", "--json"]
+    folders = [json.loads(call(*words).stdout)["folder"] for _ in range(3)]
     assert folders == ["runs/digits-fedavg-0", "runs/digits-fedavg-0-2", "runs/digits-fedavg-0-3"]
 
 
@@ -287,6 +290,12 @@ with INTERRUPT.advising(lambda: "go on so"):
 """
 
 
+def wait_for(child: subprocess.Popen, reached: Callable[[], bool]) -> None:
+    while not reached():
+        assert child.poll() is None
+        time.sleep(0.02)
+
+
 def press(child: subprocess.Popen) -> None:
     """Ctrl-C until it ends: one that comes while another is not heard yet is lost."""
     for _ in range(600):
@@ -309,8 +318,7 @@ def test_a_second_ctrl_c_ends_the_process_whatever_its_threads_do():
 
 def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
     child = process("run", *SMALL[:2], "rounds=100000", "plan.path=loop", "plan.threads=2", "--out", "pressed")
-    while not Path("pressed/config.yaml").exists():
-        assert child.poll() is None
+    wait_for(child, Path("pressed/config.yaml").exists)
     press(child)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130
@@ -328,10 +336,10 @@ def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
 
 
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on():
-    child = process("run", *SMALL, "rounds=100000", "--out", "long")
+    child = process("run", *SMALL, "rounds=100000", "plan.path=loop", "--out", "long")
     assert child.stdout is not None
-    while not Path("long/rounds.csv").exists() or len(Path("long/rounds.csv").read_text().splitlines()) < 3:
-        assert child.poll() is None
+    rounds = Path("long/rounds.csv")
+    wait_for(child, lambda: rounds.exists() and len(rounds.read_text().splitlines()) >= 3)
     child.send_signal(signal.SIGINT)
     _, err = child.communicate(timeout=300)
     assert child.returncode == 130

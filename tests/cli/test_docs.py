@@ -21,6 +21,7 @@ from sparing.cli.pfllib_flags import study_from_flags
 from sparing.cli.trackers import TRACKERS
 from sparing.core.registry import REGISTRY, known_recipes
 from sparing.data import registry as data_registry
+from sparing.runs.cost import run_cost_trial
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.start import run, start_run
 from sparing.runs.study import Study, load_study
@@ -64,7 +65,8 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", having("python"))
-def test_python_runs(page, home):
+def test_python_runs(page, home, monkeypatch):
+    monkeypatch.setattr("sparing.runs.cost.check_study", run_cost_trial)
     for code in blocks(page, "python"):
         space: dict = {"__name__": "page"}
         exec(code, space)
@@ -89,7 +91,8 @@ def test_studies_are_studies(page, home):
 
 def tiny(study: Study) -> list[str]:
     sized = any("fedhm" in entry or "heterofl" in entry for entry in study.method)
-    return [item for item in TINY if not (sized and "model" in item)]
+    summed = ["sample=4"] if study.secure else []
+    return [item for item in TINY if not (sized and "model" in item)] + summed
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +106,10 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", having("console"))
-def test_commands_run(page, home, finished):
+def test_commands_run(page, home, finished, monkeypatch):
+    """`check` measures here, but for one page: a process of its own needs seconds to start."""
+    if page.stem != "own":
+        monkeypatch.setattr("sparing.runs.cost.check_study", run_cost_trial)
     shutil.copytree(finished, home / "runs")
     (home / "configs").symlink_to(ROOT / "configs")
     write_files(page, home)
@@ -153,6 +159,7 @@ def smaller(words: list[str]) -> list[str]:
         return [*words, *TINY, *(item for item in ONE_TRIAL if item.split("=")[0] not in shown)]
     own = Path("study.yaml").is_file() and "my_file.py" in Path("study.yaml").read_text()
     tiny = [item for item in TINY if not (own and item.startswith("task."))]
+    tiny += ["sample=4"] if any(word.startswith("secure") for word in words) else []
     return [*words, *tiny] if words[0] in ("run", "check", "bench") else words
 
 

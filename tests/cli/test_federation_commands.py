@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from sparing.cli.app import app
 from sparing.net.local_sockets import read_frame, write_frame
 from sparing.net.relay_post import Frame
+from sparing.secure.long_term import read_key_roster
 
 STUDY = """
 task: {data: digits, clients: 3, split: {dirichlet: 0.5}, model: {mlp: {hidden: [8]}}}
@@ -158,6 +159,18 @@ def test_samples_of_every_node(here):
 
 # ------------------------------------------------------------------------------------------------------------ mistakes
 
+
+def test_a_clients_public_keys_are_made_once(here):
+    first, again = (CliRunner().invoke(app, ["keys", "2", "--state", "state2"]) for _ in range(2))
+    assert first.stdout == again.stdout
+    assert "fingerprint of client 2: " in first.stderr
+    assert list(read_key_roster(first.stdout)) == [2]
+    held = here / "state2" / "client-2.keys.json"
+    assert held.stat().st_mode & 0o077 == 0  # nobody else may read the private ones
+    private = json.loads(held.read_text())
+    assert not any(key in first.stdout for key in private.values())
+
+
 SERVE = ("serve", "study.yaml", "--roster", "roster.csv")
 
 
@@ -188,6 +201,14 @@ SERVE = ("serve", "study.yaml", "--roster", "roster.csv")
         (("join", "--data", "a.npz", "--model", "none.py:Net"), "none.py"),
         (("join", "--data", "a.npz", "--socket", "s" * 120), "which no socket can be; shorten it"),
         (("join", "--data", "a.npz", "--state", "study.yaml"), "study.yaml"),
+        ((*SERVE, "--test", "a.npz", "--keys", "roster.csv"), "--keys is for studies with `secure: true`"),
+        ((*SERVE, "secure=true", "method=fedavg", "--test", "a.npz", "--keys", "none.txt"), "none.txt cannot be read"),
+        (
+            (*SERVE, "secure=true", "method=fedavg", "--test", "a.npz", "--keys", "roster.csv"),
+            "line 1 of the key roster",
+        ),
+        (("serve", "--resume", "runs/x", "--keys", "roster.csv"), "--keys and --out"),
+        (("join", "--data", "a.npz", "--keys", "none.txt"), "none.txt cannot be read"),
         (("flower", "app", "carrier", "--socket", "s" * 120), "choose a shorter folder"),
     ],
     ids=str,

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 import sparing
 from sparing.cli.app import app
 from sparing.core.errors import ConfigError
+from sparing.runs.cost import run_cost_trial
 from sparing.runs.files.kept_parcels import load_parcel
 from sparing.wire import from_bytes, split_parcels, to_bytes
 
@@ -122,6 +123,7 @@ def test_where_parcels_cannot_be_kept(study, words, tmp_path):
         sparing.run("digits", "fedavg", rounds=1, out=out, plan={"parcels": "kept"}, **study)
 
 
-def test_check_does_not_need_a_folder():
+def test_check_does_not_need_a_folder(monkeypatch):
+    monkeypatch.setattr("sparing.runs.cost.check_study", run_cost_trial)
     result = CliRunner().invoke(app, ["check", "engine=debug", "plan.parcels=kept", "rounds=1", "sample=2", "--json"])
     assert json.loads(result.output)["plan"]["parcels"] == "kept"

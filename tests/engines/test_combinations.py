@@ -38,7 +38,7 @@ def name(method):
 
 @pytest.mark.parametrize("method", COMBINATIONS, ids=name)
 def test_both_engines_agree(method):
-    study = {"rounds": 5, "sample": 5, "seed": 2, "local": {"steps": 3}, "fleet": {"dropout": 0.2}}
+    study = {"rounds": 5, "sample": 5, "seed": 2, "local": {"steps": 2}, "fleet": {"dropout": 0.2}}
     runs = [
         sparing.run("digits", method, engine=engine, plan={"path": "loop", "chunk": 3}, evaluate={"every": 5}, **study)
         for engine in ("vector", "debug")

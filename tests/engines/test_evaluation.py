@@ -13,7 +13,7 @@ import sparing
 from sparing.runs.study import study_from
 from sparing.train.metrics import jain, micro_auc, micro_aucs, weighted_mean, worst_decile
 
-QUICK = {"rounds": 3, "sample": 4, "local": {"epochs": 1, "batch": 16}, "seed": 2}
+QUICK = {"rounds": 3, "sample": 4, "local": {"steps": 3, "batch": 16}, "seed": 2}
 TASK = {"data": "digits", "clients": 8, "held_out": 2}
 
 

@@ -30,11 +30,18 @@ def two_sided_task(kind, make=TwoSided):
     return sparing.Task(make, clients, clients)
 
 
-STUDY = {"rounds": 6, "sample": 1.0, "local": {"lr": 0.3, "epochs": 8, "momentum": 0.5}}
+STUDY = {
+    "rounds": 6,
+    "sample": 1.0,
+    "local": {"lr": 0.3, "epochs": 8, "batch": 20, "momentum": 0.5},
+    "evaluate": {"every": 6},
+}
 
 
-@pytest.mark.parametrize("kind", ["dict", "tuple"])
-@pytest.mark.parametrize("method", ["fedhm", "split-mix", "fedhm+int8"])
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("fedhm", "dict"), ("fedhm", "tuple"), ("split-mix", "dict"), ("split-mix", "tuple"), ("fedhm+int8", "dict")],
+)
 def test_models_of_several_sizes_take_several_inputs(method, kind):
     found = [
         sparing.run(two_sided_task(kind), method, **STUDY, engine=engine, plan={"path": path})

@@ -13,7 +13,7 @@ from sparing.runs.start import _fleet_from_section, task_from_study
 from sparing.runs.study import study_from
 from support import changed, make_ctx
 
-LOCAL = {"epochs": 1, "batch": 32}
+LOCAL = {"steps": 2, "batch": 32}
 
 
 def test_cohorts_are_drawn_without_replacement_and_differ_between_rounds():

@@ -8,13 +8,14 @@ import torch
 
 import sparing
 from sparing.core.tree import tree_sha256
-from sparing.net.desk import Clock
+from sparing.net.asking import Clock
 from sparing.net.letter import CAPACITIES
 from sparing.net.loopback import Loopback
 from sparing.net.node import Holding, Node
 from sparing.net.roster import ClientRoster, Entry
 from sparing.net.server import Carried, ServerSets, resume_federation, start_federation
 from sparing.net.store import Store
+from sparing.runs.files.ledger import BYTE_KINDS
 from sparing.runs.loop import train_rounds
 from sparing.runs.privacy.secret import Secret
 from sparing.runs.start import new_run, settle_study, task_from_study
@@ -53,7 +54,7 @@ class Simulated:
 
         secret = Secret(key)
         job, study = settle_study(study.model_copy(update={"engine": "debug"}), task_from_study(study), secret)
-        with RunFolder.create(out, "cpu") as folder:
+        with RunFolder.create(out, "cpu", secure=study.secure is not None) as folder:
             run = new_run(study, job, folder, secret)
             run.releases.create()
             run.save()
@@ -122,7 +123,8 @@ class Federated:
 
 def _counts(row: str, who: int) -> bool:
     _, client, direction, *sizes = row.split(",")
-    return int(client) == who and direction == "up" and any(int(x) for x in sizes)
+    told = sizes[len(BYTE_KINDS) :][-1:] or sizes  # of a secure sum: those that helped to unmask it
+    return int(client) == who and direction == "up" and any(int(x) for x in told)
 
 
 def server_sets(task: Task) -> ServerSets:

@@ -68,7 +68,8 @@ class Storm:
 
         @contextmanager
         def deadly(path: Any) -> Iterator[Any]:
-            what, death = ("server", ServerDied) if "checkpoint" in str(path) else ("node", NodeDied)
+            ours = any(name in str(path) for name in ("checkpoint", "secure-sum"))
+            what, death = ("server", ServerDied) if ours else ("node", NodeDied)
             with plain(path) as file:
                 yield file
                 if self.happens(what):

@@ -161,7 +161,7 @@ def test_a_federation_through_a_relay_that_comes_and_goes(short, tmp_path):
         plain(relay, token, key, body)
 
     relays = [Relay(short / "r.sock", odd)]
-    from sparing.net.desk import Clock
+    from sparing.net.asking import Clock
 
     result = federated.run(post, clock=Clock())
     post.close()

@@ -34,3 +34,18 @@ def test_the_same_run_comes_out_of_every_storm(seed, tmp_path, simulated):
     assert result.model_sha256 == alone.result.model_sha256, storm.happened
     assert storm.federated.ledger == alone.ledger
     assert same_states(storm.federated, alone)
+
+
+SECURE_METHODS = ["psfed", "scaffold", [{"int8": {"common": True}}, "memory", "broadcast"]]
+SECURE_STUDY = STUDY | {"sample": 4, "rounds": 6, "network": {"deadline": 600.0, "quorum": 1, "retries": 8}}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
+def test_secure_sums_in_a_storm_are_exact_or_count_for_nobody(seed, tmp_path):
+    method = SECURE_METHODS[seed % len(SECURE_METHODS)]
+    storm = Storm(Federated(study_with(method, **SECURE_STUDY, secure=True), tmp_path), seed)
+    result = play(storm)
+    record = {"fleet": {"arrived": str(tmp_path / "run")}}
+    alone = Simulated(study_with(method, **SECURE_STUDY, **record), tmp_path / "again")
+    assert result.model_sha256 == alone.result.model_sha256, storm.happened
+    assert same_states(storm.federated, alone)

@@ -19,7 +19,7 @@ from support import changed, make_ctx, numbers
 
 P = 40
 LAYOUT = Layout({"w": (P,), "buffer": (3,)}, {"w": torch.float32, "buffer": torch.float32}, frozenset({"buffer"}))
-STUDY = {"task": "digits", "rounds": 4, "sample": 5, "seed": 1, "evaluate": {"every": 4}}
+STUDY = {"task": "digits", "rounds": 4, "sample": 5, "seed": 1, "local": {"steps": 3}, "evaluate": {"every": 4}}
 
 
 def shrink(deltas, settings, m=None, t=9, n=None, clients=50, covered=None, step=None, state=None):

@@ -87,7 +87,7 @@ def test_memory_remembers_the_same():
     ids=str,
 )
 def test_both_engines_count_the_bytes_they_write(method):
-    study = {"rounds": 3, "sample": 4, "seed": 1, "local": {"steps": 3}}
+    study = {"rounds": 3, "sample": 4, "seed": 1, "local": {"steps": 3}, "evaluate": {"every": 3}}
     fast, plain = (sparing.run("digits", method, engine=e, plan={"path": "loop"}, **study) for e in ("vector", "debug"))
     assert fast.model_sha256 == plain.model_sha256
     assert fast.up_bytes == plain.up_bytes

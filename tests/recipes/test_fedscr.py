@@ -184,7 +184,7 @@ def test_a_private_convolution_is_not_counted():
 
 
 TASK = {"clients": 10, "split": {"dirichlet": 0.5}, "model": "cnn"}
-QUICK = {"rounds": 4, "sample": 5, "seed": 5, "local": {"epochs": 1, "batch": 32}, "evaluate": {"every": 4}}
+QUICK = {"rounds": 4, "sample": 5, "seed": 5, "local": {"steps": 3, "batch": 32}, "evaluate": {"every": 4}}
 METHODS = [
     "fedscr",
     [{"fedscr": {"adaptive": True}}],
@@ -261,5 +261,6 @@ def test_bad_input_is_refused(method, kind, words):
 def test_a_model_without_convolutions_asks_for_dense():
     with pytest.raises(MethodError, match=r"would thin out nothing.*dense: true"):
         sparing.run({**TASK, "model": "mlp"}, "fedscr", **QUICK)
-    result = sparing.run({**TASK, "model": "mlp"}, [{"fedscr": {"dense": True}}], **{**QUICK, "rounds": 1})
+    study = {**QUICK, "rounds": 1, "local": {"epochs": 1, "batch": 32}}
+    result = sparing.run({**TASK, "model": "mlp"}, [{"fedscr": {"dense": True}}], **study)
     assert 0 < result.metric("pruned_share")[0] < 1

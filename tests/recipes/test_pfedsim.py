@@ -14,7 +14,7 @@ from sparing.wire import nbytes
 from support import changed, make_ctx
 
 TASK = {"clients": 10, "split": {"dirichlet": 0.3}, "model": "cnn", "held_out": 2}
-STUDY = {"rounds": 3, "sample": 5, "seed": 5, "local": {"epochs": 1, "batch": 32}}
+STUDY = {"rounds": 3, "sample": 5, "seed": 5, "local": {"steps": 2, "batch": 32}}
 PUBLISHED = {"pfedsim": {"mode": "published", "warmup": 0.4}}
 METRICS = {
     "shared_param_count", "personal_param_count", "avg_similarity", "similarity_variance", "max_weight", "min_weight",

@@ -374,7 +374,7 @@ def test_ctrl_c_leaves_every_run_to_be_resumed(tmp_path):
     command = [sys.executable, "main.py", "sweep", "s.yaml", "--jobs", "2"]
     child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     runs = [tmp_path / "sweeps" / "s" / f"{i:03}-seed0" for i in range(2)]
-    while not all((run / "checkpoint.safetensors").exists() for run in runs):
+    while not all((run / "config.yaml").exists() for run in runs):  # written last, so both have begun
         assert child.poll() is None
         time.sleep(0.1)
     os.killpg(child.pid, signal.SIGINT)  # as a terminal does

@@ -90,6 +90,7 @@ _COMMANDS = (
     inspect.wire_command,
     federation.serve_command,
     federation.join_command,
+    federation.keys_command,
 )
 for command in _COMMANDS:
     app.command(command.__name__.removesuffix("_command"))(command)

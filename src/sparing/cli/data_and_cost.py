@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from sparing.cli.wording import megabytes_text, size_text
+from sparing.cli.wording import lost_text, megabytes_text, size_text
 from sparing.data.dataset import Dataset
 from sparing.net.holdings import write_holdings
 from sparing.reports.split_picture import draw_split
@@ -74,6 +74,8 @@ def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> Non
         "download", f"{megabytes_text(cost.down_bytes)} MB per round ({megabytes_text(cost.first_bytes)} in the first)"
     )
     table.add_row("upload", f"{megabytes_text(cost.up_bytes)} MB per round")
+    for i, line in enumerate(_secure_lines(cost)):
+        table.add_row("" if i else "secure", line)
     table.add_row(
         "memory", f"{cost.peak_mb:,.0f} MB peak; state of all clients {cost.state_mb:,.1f} MB ({cost.plan['bank']})"
     )
@@ -84,6 +86,24 @@ def show_cost(cost: StudyCost, rounds: int, looks: int, console: Console) -> Non
         table.add_row("", f"FedAvg would take {cost.fedavg_seconds:.2f} s; the rest is finding what fits the budget")
     table.add_row("", f"{_duration_text(cost.seconds * rounds + cost.evaluation_seconds * looks)} in total")
     console.print(table)
+
+
+def _secure_lines(cost: StudyCost) -> list[str]:
+    """What secure aggregation adds, to one client and to all."""
+    price = cost.secure
+    if price is None:
+        return []
+    ups, downs = (
+        ", ".join(f"{kind} {size_text(getattr(price, f'{way}_{kind}'))}" for kind in ("keys", "shares", "unmask"))
+        for way in ("up", "down")
+    )
+    times = [cost.up_bytes / max(1, cost.open_up_bytes), cost.down_bytes / max(1, cost.open_down_bytes)]
+    return [
+        f"a client sends {price.words:,} masked integers of {price.bits} bits, {size_text(price.up_values)}; {ups}",
+        f"and gets {downs}",
+        f"{times[0]:.2f} times the upload and {times[1]:.2f} times the download without it",
+        lost_text(price),
+    ]
 
 
 def _layout_text(path: str, chunk: int, threads: int) -> str:

@@ -3,8 +3,9 @@
 from rich.console import Console
 from rich.table import Table
 
-from sparing.cli.wording import size_text
-from sparing.runs.explanation import DirectionCost, Explanation
+from sparing.cli.wording import lost_text, size_text
+from sparing.runs.explanation import DirectionCost, Explanation, SizeExplanation
+from sparing.runs.secure_price import SecurePrice
 
 _MEMORY_WORDS = {
     "own": "own copy of layers",
@@ -54,6 +55,10 @@ def print_explanation(e: Explanation, console: Console) -> None:
     console.print("bytes per client and round, after any warm-up and outside full syncs", style="dim")
     if most := _most_text(e):
         console.print(most, style="dim")
+    if e.secure is not None:
+        console.print(f"\nwith secure aggregation of {e.secure.cohort:,} clients, 100 samples each:", highlight=False)
+        console.print(_secure_table(e.secure, largest), highlight=False)
+        console.print(f"{e.secure.words:,} integers of {e.secure.bits} bits; {lost_text(e.secure)}", style="dim")
     if any(size.other_parameters for size in e.sizes):
         console.print("\nif convolutions were factored as k x k down to that rank, then 1 x 1:", highlight=False)
         console.print(_other_cost_table(e), highlight=False)
@@ -119,6 +124,21 @@ def _cost_table(e: Explanation) -> Table:
     for size in e.sizes:
         cells = [f"{size.parameters:,}", f"{size.multiply_adds:,}", _bytes_text(size.down), _bytes_text(size.up)]
         table.add_row(size.name, *cells, size_text(size.first_bytes))
+    return table
+
+
+def _secure_table(price: SecurePrice, size: SizeExplanation) -> Table:
+    """What a client sends and gets in all, beside the same without masks."""
+    table = Table("", box=None, pad_edge=False, header_style="bold")
+    for name in ("values", "keys", "shares", "unmask", "in all", "without", "times"):
+        table.add_column(name, justify="right")
+    down, up = size.down.bytes, size.up.bytes
+    rows = {
+        "download": (down, price.down_keys, price.down_shares, price.down_unmask, down + price.down, down),
+        "upload": (price.up_values, price.up_keys, price.up_shares, price.up_unmask, price.up, up),
+    }
+    for name, cells in rows.items():
+        table.add_row(name, *map(size_text, cells), f"{cells[-2] / cells[-1]:.2f}")
     return table
 
 

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -15,11 +16,13 @@ from sparing.cli.interrupt import INTERRUPT
 from sparing.cli.progress import RunProgress, log_plain_lines
 from sparing.cli.watched_runs import study_in_folder
 from sparing.cli.wording import method_name, print_result, size_text
+from sparing.core.errors import ConfigError
 from sparing.net.desk import Progress
 from sparing.net.holdings import load_holdings, load_server_sets, trusted_call
 from sparing.net.letter import HEAD_BYTES
 from sparing.net.local_sockets import listen, serve_letters
 from sparing.net.node import MOST_LETTER, Node
+from sparing.net.node_sums import SumRules, client_keys, read_keys_file
 from sparing.net.relay_post import RelayPost
 from sparing.net.roster import ClientRoster, read_roster
 from sparing.net.server import (
@@ -36,6 +39,8 @@ from sparing.runs.explanation import explain_method
 from sparing.runs.loop import Logger, cohort_size
 from sparing.runs.results import Result
 from sparing.runs.study import Study
+from sparing.secure.long_term import KeyRoster
+from sparing.secure.node_rules import NodePolicy
 
 TypedSets = tuple[Path | None, tuple[int, ...] | None, int | None]
 """--test, --shape and --classes."""
@@ -45,13 +50,18 @@ _WAITING_SHOWN = 8  # clients
 # --------------------------------------------------------------------------------------------------------- the server
 
 
-def serve_study(study: Study, roster: Path, typed: TypedSets, socket: Path, out: Path, as_json: bool) -> None:
+def serve_study(
+    study: Study, roster: Path, typed: TypedSets, socket: Path, out: Path, as_json: bool, keys: Path | None = None
+) -> None:
     entries, sets = read_roster(roster), load_server_sets(*typed)
+    if keys is not None and study.secure is None:
+        raise ConfigError("--keys is for studies with `secure: true`, which this one does not have; drop it")
+    known = None if keys is None else read_keys_file(keys)
     study = study_on_network(study, entries)
     progress = RunProgress(method_name(study.method), study.rounds)
 
     def go(carried: Carried, loggers: Sequence[Logger]) -> Result:
-        return start_federation(study, entries, sets, carried, out, loggers)
+        return start_federation(study, entries, sets, carried, out, loggers, keys=known)
 
     _watch(go, entries, socket, progress, out, as_json)
 
@@ -160,14 +170,34 @@ def _sizes_of_letters(study: Study, sets: ServerSets) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- the node
 
 
+class Insists(NamedTuple):
+    """What a node wants of secure aggregation, whatever the server says."""
+
+    secure: bool = False
+    keys: Path | None = None
+    fewest: int = NodePolicy().clients
+    colluding: int = 0
+
+    @property
+    def rules(self) -> SumRules:
+        handed_out = None if self.keys is None else read_keys_file(self.keys)
+        return SumRules(self.secure, NodePolicy(self.fewest, self.colluding), handed_out)
+
+
 def join_federation(
-    data: Sequence[str], state: Path, socket: Path, model: str | None, loss: str | None, tell: Callable[[str], None]
+    data: Sequence[str],
+    state: Path,
+    socket: Path,
+    model: str | None,
+    loss: str | None,
+    tell: Callable[[str], None],
+    insists: Insists = Insists(),
 ) -> None:
     """Answer letters until somebody stops the process."""
     own = OwnCode(model=_typed_code(model), loss=_typed_code(loss))
-    holdings = load_holdings(data)
+    holdings, rules = load_holdings(data), insists.rules
     store, door, stopped = Store(state), listen(socket), threading.Event()
-    node = Node(store, holdings, own, tell)
+    node = Node(store, holdings, own, tell, rules=rules)
     for name, held in holdings.items():
         who = "this client" if name is None else f"client {name}"
         tell(f"{who} has {held.n} samples to train on; the server is told this number, and no sample")
@@ -178,6 +208,16 @@ def join_federation(
             serve_letters(door, node.handle, MOST_LETTER, stopped)
     finally:
         store.close()
+
+
+def print_public_keys(client: int, state: Path, tell: Callable[[str], None]) -> None:
+    store = Store(state)
+    try:
+        public = client_keys(store.folder, client).public()
+    finally:
+        store.close()
+    print(KeyRoster({client: public}).text(), end="")
+    tell(f"fingerprint of client {client}: {public.fingerprint}")
 
 
 def _typed_code(reference: str | None) -> str | None:
@@ -193,7 +233,11 @@ def print_node_plan(data: Sequence[str], state: Path) -> None:
         console.print(f"{who}: {held.n} training samples, {tests} test samples; none of them leaves this machine")
     told = [
         ("once", "the number of training samples, and that of the client"),
-        ("per round", "an upload as the study's method writes it, and the mean training loss"),
+        (
+            "per round",
+            "an upload as the study's method writes it, and the mean training loss; if the study says "
+            "`secure: true`, both under masks, so that the server sees sums over clients alone",
+        ),
         ("if the server asks", "sums of hits and losses on the test samples, and their number"),
         ("kept in", f"{state}: state between rounds, the last upload, a secret for noise"),
     ]

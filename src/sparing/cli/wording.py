@@ -11,6 +11,7 @@ from sparing.runs.known_names import KnownNames
 
 if TYPE_CHECKING:
     from sparing.runs.results import Result
+    from sparing.runs.secure_price import SecurePrice
 
 _METHODS_HINT = """
 Combine methods with +, in order of execution; options go in a list:
@@ -46,6 +47,15 @@ def size_text(count: int) -> str:
         if count >= size:
             return f"{count / size:,.1f} {unit}"
     return f"{count} B"
+
+
+def lost_text(price: "SecurePrice") -> str:
+    """How many may drop out of a secure sum."""
+    near = "" if price.all_pairs else f" (at most {price.lost_near} of anyone's {price.neighbours} neighbours)"
+    return (
+        f"up to {price.lost:,} of {price.cohort:,} clients may drop out{near}; with more, a round counts for nobody; "
+        f"{price.honest:,} honest clients are in every sum at least"
+    )
 
 
 def method_name(method: Sequence[Any]) -> str:

@@ -20,6 +20,7 @@ from sparing.core.method import (
     Report,
     Rule,
     Share,
+    Summed,
     Weigh,
     by_samples,
 )
@@ -29,11 +30,12 @@ from sparing.core.tree import Layout, Tree, prefixed, under
 
 
 def compose(
-    layout: Layout, *recipes: Recipe, local: Local | None = None, arrives: bool = False, words: Words = fresh_words
-) -> Method:
+    layout: Layout, *recipes: Recipe, local: Local | None = None, arrives: bool = False, words: Words = fresh_words,
+    summed: Summed | None = None,
+) -> Method:  # fmt: skip
     """Apply recipes in order to plain FedAvg over this layout, and check the result."""
     local = local or Local()
-    given: dict[str, Any] = {"local": local, "arrives": arrives, "words": words}
+    given: dict[str, Any] = {"local": local, "arrives": arrives, "words": words, "summed": summed}
     method = _apply_recipes(recipes, Method(layout, share_everything(layout, local.buffers), **given))
     refuse_unsound(method)
     if method.fit is None:

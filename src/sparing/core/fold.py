@@ -15,7 +15,7 @@ from sparing.core.grid import Grid, Limits
 from sparing.core.method import Arrival, Blended, Collector
 from sparing.core.operation import operation
 from sparing.core.roster import Roster
-from sparing.core.tree import Tree, column, flat, take_rows
+from sparing.core.tree import Masks, Tree, column, flat, take_rows
 from sparing.core.votes import Votes, divide_by_votes
 
 
@@ -39,11 +39,20 @@ class Fold:
             self.uniform.add(arrival, torch.ones_like(weight_K), {})
         self.sums = add_to_sums(self.sums, arrival.update, share_K, self.grid, ctx)
         self.roster.add(ctx, share_K, seen)
-        total = share_K.sum()
-        for name, update in arrival.update.items():
-            scope = arrival.scope.get(name)
-            scope = None if scope is None else scope.expand(-1, *update.shape[1:])
-            self.votes.setdefault(name, Votes()).add(scope, share_K, total)
+        self._count_votes(arrival.update, arrival.scope, share_K, share_K.sum())
+
+    def add_sum(self, sums: Tree, scope: Masks, share_K: Tensor, total: Tensor, seen: Tree, ctx: Ctx) -> None:
+        """Fold in K clients of whom only the sum of their terms is known, and that of their shares, `total`."""
+        self.roster.refuse_twice(ctx.ids.tolist())
+        self.sums = {name: self.sums[name] + x if name in self.sums else x for name, x in sums.items()}
+        self.roster.add(ctx, share_K, seen)
+        self._count_votes(sums, scope, share_K, total)
+
+    def _count_votes(self, update: Tree, scope: Masks, share_K: Tensor, total: Tensor) -> None:
+        for name, x in update.items():
+            mask = scope.get(name)
+            mask = None if mask is None else mask.expand(-1, *x.shape[1:])
+            self.votes.setdefault(name, Votes()).add(mask, share_K, total)
 
     def merge(self, other: "Fold") -> "Fold":
         """Take in another partial sum of the same round; overlap is refused."""
@@ -66,19 +75,23 @@ class Fold:
 
 @operation
 def add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> Tree:
-    """sums + sum_k round(share_k * update_k), all updates being within the grid.
-
-    Adding and subtracting 3 * limit leaves a float64 of at most `limit` rounded to multiples of limit * 2^-51. A share
-    times a float32 is exact, so it makes no difference whether a device fuses the product with the addition.
-    """
+    """sums + sum_k round(share_k * update_k), all updates being within the grid."""
     grid.require_within(update, ctx)
     out = dict(sums)
     for name, x in update.items():
-        magic = 3 * grid.limit(name)
-        terms = x.expand(len(share_K), *x.shape[1:]) * column(share_K.to(x.device), x)  # float64
-        total = terms.add_(magic).sub_(magic).sum(0, keepdim=True)
+        total = terms_on_grid(x, share_K, grid.limit(name)).sum(0, keepdim=True)
         out[name] = sums[name] + total if name in sums else total
     return out
+
+
+def terms_on_grid(x: Tensor, share_K: Tensor, limit: Tensor) -> Tensor:
+    """What K updates of one tensor add to its sum: `[K, *shape]` float64, multiples of limit * `GRID_STEP`.
+
+    Adding and subtracting 3 * limit leaves a float64 of at most `limit` rounded to such multiples. A share times a
+    float32 is exact, so it makes no difference whether a device fuses the product with the addition.
+    """
+    magic = 3 * limit
+    return (x.expand(len(share_K), *x.shape[1:]) * column(share_K.to(x.device), x)).add_(magic).sub_(magic)
 
 
 class Collect:

@@ -18,6 +18,7 @@ from sparing.core.tree import Tree
 REACH = 2.0**16  # largest update of a float tensor, as a multiple of max(1, its largest weight)
 COUNTS = 2.0**32  # largest update of an integer tensor
 MANTISSA = (1 << 52) - 1  # the bits of a float64 below its exponent
+GRID_STEP = 2.0**-51  # of terms, by the largest update of their tensor
 WEIGHT_GRID = 2.0**-29  # 29 bits times the 24 of a float32: their product is exact
 
 

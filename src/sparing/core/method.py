@@ -106,6 +106,7 @@ class Trait(Flag):
     REMEMBERS = auto()  # keeps a memory of its own
     AMPLIFIES = auto()  # scales values up, so that their mean is right
     NOISY = auto()  # its error can be larger than what it was given
+    ADDS = auto()  # positions and steps are the same for all clients, so that what they write adds up under masks
 
 
 FIXED = Form.BASIS | Form.SUMS | Form.WRITTEN
@@ -202,6 +203,8 @@ class Step(NamedTuple):
     uniform: bool = False  # wants the unweighted mean too
     receive: Callable[[Tree, Arrival], Arrival] | None = None  # changes arrivals before they are weighed and blended
     serving: Serving | None = None
+    pooled: Mapping[str, int] | None = None  # what clients may watch for themselves, without its state, as weighted
+    # means of it are all that `apply` needs: how many numbers of each
 
     @property
     def looks(self) -> bool:
@@ -229,6 +232,8 @@ class Weigh(NamedTuple):
     learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
     name: str = ""  # what errors call it
     looks: bool = True  # at updates; else weights are known beforehand, and stand on the host
+    pooled: Mapping[str, int] | None = None  # clients may weigh themselves, without its state, as weighted means of
+    # what is seen are all that `learn` needs: how many numbers of each
 
 
 by_samples = Weigh(
@@ -386,7 +391,8 @@ class Privacy(NamedTuple):
     """What a method promises its clients; an accountant turns it into epsilon, rules of its part hold it up."""
 
     noise: float  # its standard deviation on a sum of updates, by the largest length that one of them can have
-    mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update
+    mode: str = "central"  # the server adds it to the sum; or "local": every client to its own update; or "summed":
+    # every client a part of it, so that a secure sum of them has it
     epsilon: float | None = None  # the run ends before more than this is spent
     delta: float | None = None  # by default 1 / clients^1.1
     secret: bool = True  # noise and cohorts come from a secret; else from the seed, which protects nobody
@@ -398,6 +404,12 @@ class Broadcast(NamedTuple):
     stages: tuple[Codec, ...]
     memory: bool = True  # error feedback: what an update could not say is added to the next
     seeded: bool = False  # clients build the first model from the seed, so a newcomer misses updates only
+
+
+class Summed(NamedTuple):
+    """That the server sees sums of arrivals only, by secure aggregation."""
+
+    honest: Callable[[int], int]  # how many honest clients, of a cohort of this size, are in every sum at least
 
 
 class Method(NamedTuple):
@@ -415,6 +427,7 @@ class Method(NamedTuple):
     privacy: Privacy | None = None
     probe: bool = False  # `Share.look` is shown the gradient on the server's probe set, at each new model
     arrives: bool = False  # no upload is ever lost
+    summed: Summed | None = None  # None: the server sees every arrival
     words: Words = fresh_words  # where its parts take secret randomness from; who runs the method gives it
     secret: bool = False  # whether one of them does
     rules: tuple["Rule", ...] = ()  # what its parts refuse beside them; see `core.rules`

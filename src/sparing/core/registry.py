@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,12 +40,18 @@ def recipe(name: str, paper: str = "") -> "Callable[[Callable[..., Recipe]], Cal
 
 def known_recipes() -> dict[str, RecipeEntry]:
     """Every recipe there is, by name: our own and those that installed packages bring."""
+    _import_recipes()
+    return dict(sorted(REGISTRY.items()))
+
+
+@cache
+def _import_recipes() -> None:
+    """Once: to look through all installed packages takes as long as a short round."""
     package = importlib.import_module("sparing.recipes")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"sparing.recipes.{module.name}")
     for point in entry_points(group=RECIPE_GROUP):
         point.load()
-    return dict(sorted(REGISTRY.items()))
 
 
 def find_recipe(name: str) -> RecipeEntry:

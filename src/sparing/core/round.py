@@ -243,25 +243,40 @@ def put_back(method: Method, state: Tree, parcel: Parcel, gone_K: Tensor, ctx: C
     return state
 
 
+def voting_masks(method: Method, sent: Parcel, ctx: Ctx) -> dict[str, Tensor | None]:
+    """Where these K clients, to whom this was sent, have a vote; a tensor that is absent does not come back."""
+    return _masks_in(method_for_size(method, ctx).share.up(_cuts_in(sent), ctx))
+
+
 def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel, parcel: Parcel, ctx: Ctx) -> None:
     """Validate, decode, compare with the model, and fold in K arrivals."""
-    seen_by = method_for_size(method, ctx)
-    votes = seen_by.share.up(_cuts_in(sent), ctx)
-    arrived = uplink(seen_by).decode(parcel, ctx)
-    _refuse_strange(arrived, votes, ctx)
-    update, scope = _as_update(method, server.model, sent, arrived, votes, ctx)
-    notes = dict(arrived.notes)
-    for i, meter in enumerate(method.blend.meters):
-        notes |= prefixed(f"meter{i}", meter.watch(parcel, ctx))
-    arrival = Arrival(update, scope, notes, server.model, ctx)
+    arrival = decoded_arrival(method, server.model, sent, parcel, ctx)
     if method.blend.lenient:
         arrival = without_unsound(arrival, fold)
         if not len(arrival.ctx.ids):
             return
+    fold.add(*weighed_arrival(method, server.blend, arrival))
+
+
+def decoded_arrival(method: Method, model: Tree, sent: Parcel, parcel: Parcel, ctx: Ctx) -> Arrival:
+    """K uploads as differences from the model; a client that sees itself so gives what it was sent as the model."""
+    seen_by = method_for_size(method, ctx)
+    votes = seen_by.share.up(_cuts_in(sent), ctx)
+    arrived = uplink(seen_by).decode(parcel, ctx)
+    _refuse_strange(arrived, votes, ctx)
+    update, scope = _as_update(method, model, sent, arrived, votes, ctx)
+    notes = dict(arrived.notes)
+    for i, meter in enumerate(method.blend.meters):
+        notes |= prefixed(f"meter{i}", meter.watch(parcel, ctx))
+    return Arrival(update, scope, notes, model, ctx)
+
+
+def weighed_arrival(method: Method, state: Tree, arrival: Arrival) -> tuple[Arrival, Tensor, dict[str, Tensor]]:
+    """K arrivals as they are blended, their weights, and what is remembered of them; `state` is that of the blend."""
     for i, step in enumerate(method.blend.steps):
         if step.receive is not None:
-            arrival = step.receive(under(str(i), server.blend), arrival)
-    weight_K, said = method.blend.weigh.of(under("weigh", server.blend), arrival)
+            arrival = step.receive(under(str(i), state), arrival)
+    weight_K, said = method.blend.weigh.of(under("weigh", state), arrival)
     if weight_K.shape != arrival.ctx.ids.shape:
         raise MethodError(
             f"the weighting {method.blend.weigh.name!r} gave a tensor of shape {list(weight_K.shape)} for "
@@ -269,9 +284,9 @@ def incoming(method: Method, server: Server, fold: Fold | Collect, sent: Parcel,
         )
     seen = prefixed("weigh", said) | {name: x for name, x in arrival.notes.items() if name.startswith("meter")}
     for i, step in enumerate(method.blend.steps):
-        seen |= prefixed(str(i), step.watch(under(str(i), server.blend), arrival))
+        seen |= prefixed(str(i), step.watch(under(str(i), state), arrival))
     _refuse_uneven(seen, len(arrival.ctx.ids))
-    fold.add(arrival, weight_K, seen)
+    return arrival, weight_K, seen
 
 
 def _refuse_uneven(seen: dict[str, Tensor], k: int) -> None:

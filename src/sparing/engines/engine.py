@@ -16,6 +16,7 @@ from sparing.core.parcel import Schema
 from sparing.core.round import Server, outgoing
 from sparing.core.tree import Rest, Tree, cat_trees, under
 from sparing.fleet.fleet import Fleet
+from sparing.secure_round.settings import SecureSettings
 from sparing.tasks.task import Task
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
@@ -47,6 +48,7 @@ class Job(NamedTuple):
     graph: bool = False  # local training as a CUDA graph
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
+    secure: SecureSettings | None = None  # None: the server sees every upload
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
 
     @property
@@ -104,6 +106,10 @@ class Job(NamedTuple):
     def model_for(self, ctx: Ctx) -> nn.Module:
         """The network that these K clients run."""
         return self.sizes[self.method.fit.size(ctx)] if self.method.fit else self.model
+
+
+TRAIN_LOSS = "train_loss"
+"""In the report of a round of which no client's own loss is known."""
 
 
 class Outcome(NamedTuple):
@@ -234,6 +240,13 @@ def total_bytes(sizes: Sizes) -> Tensor:
     return sum(sizes.values(), torch.tensor(0))
 
 
+def sizes_of_arrived(sizes: LaterSizes, gone_K: Tensor) -> LaterSizes:
+    """The same where clients that are gone uploaded nothing."""
+    if not bool(gone_K.any()):
+        return sizes
+    return lambda: {kind: x * ~gone_K.cpu() for kind, x in sizes().items()}
+
+
 class Tally:
     """Collects the parts of a round's outcome, in whatever order clients come, and hands them out in id order."""
 
@@ -243,7 +256,7 @@ class Tally:
         self.sizes: list[tuple[LaterSizes, LaterSizes]] = []  # down and up
 
     def add(self, ctx: Ctx, down: LaterSizes, up: LaterSizes, loss: Tensor, gone_K: Tensor) -> None:
-        """K clients; those that are gone uploaded nothing."""
+        """K clients, some of whom may be gone."""
         self.parts.append({"ids": ctx.ids, "n": ctx.n, "arrived": ~gone_K.cpu()})
         self.losses.append(loss)
         self.sizes.append((down, up))
@@ -264,11 +277,10 @@ class Tally:
             none = torch.zeros(0)
             return Outcome(none.long(), none.long(), none, {}, {}, none.bool(), report)
         for part, loss, (down, up) in zip(self.parts, losses, self.sizes, strict=True):
-            k, here = len(part["ids"]), part["arrived"]
-            everyone = bool(here.all())
+            k = len(part["ids"])
             part["loss"] = loss
             part.update({f"down/{kind}": x.expand(k) for kind, x in down().items()})
-            part.update({f"up/{kind}": x.expand(k) if everyone else x * here for kind, x in up().items()})
+            part.update({f"up/{kind}": x.expand(k) for kind, x in up().items()})
         whole = cat_trees(self.parts) if len(self.parts) > 1 else self.parts[0]
         if bool((whole["ids"][1:] < whole["ids"][:-1]).any()):
             order = whole["ids"].argsort()

@@ -13,6 +13,7 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.download import download_kinds, read_download, write_download
 from sparing.core.errors import MethodError, SparingError, TrainingError
+from sparing.core.fold import Fold
 from sparing.core.method import Rows
 from sparing.core.parcel import Parcel, Schema, map_tensors
 from sparing.core.round import (
@@ -31,15 +32,29 @@ from sparing.core.round import (
 from sparing.core.tree import Tree, tree_sha256
 from sparing.core.versions import NEVER, copy_of
 from sparing.engines.divergence import Divergence
-from sparing.engines.engine import Evaluation, Job, Outcome, Post, Sizes, Tally, cohort_context, without_absent
+from sparing.engines.engine import (
+    TRAIN_LOSS,
+    Evaluation,
+    Job,
+    Outcome,
+    Post,
+    Sizes,
+    Tally,
+    cohort_context,
+    sizes_of_arrived,
+    without_absent,
+)
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.masked_round import cohort_of_sum, hidden_losses, open_masked_round
 from sparing.engines.outcome import read_later
+from sparing.secure_round.one_process import SimulatedNodes
 from sparing.wire import from_bytes, parcel_sizes, schema_of, to_bytes
 
 
 class Reference:
     def __init__(self, job: Job, bank: Rows, post: Post = lambda ctx, way, data, schema: None):
         self.job, self.bank, self.post = job, bank, post
+        self.nodes = SimulatedNodes(job.secure.policy) if job.secure else None
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)
@@ -47,12 +62,14 @@ class Reference:
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         method = self.job.method
-        cohort = cohort_context(self.job, server, ids, t)
+        cohort = cohort_of_sum(self.job, cohort_context(self.job, server, ids, t))
         fold, tally, stale = begin(method, server, cohort), Tally(), Divergence(method, server.model)
         watched = stale.watching(method)
         copies: dict[int, Tree] = {}
         with torch.no_grad():
             taking_part = without_absent(self.job, server, cohort, tally)
+            secure = (self.job, self.nodes, server, cohort, taking_part, tally)
+            masked = open_masked_round(*secure, whole=True)
             for k in range(len(taking_part.ids)):
                 ctx = taking_part.at(slice(k, k + 1))
                 with _stage("writing the download", ctx):
@@ -76,9 +93,12 @@ class Reference:
                     returned = to_bytes(up, 0, f"{parcel_about(ctx)}/up")
                     back = partial(_counted_bytes, parcel_sizes(up), returned)
                     back()
-                gone_K = self.job.gone(ctx, back)
+                gone_K = masked.gone(ctx) if masked else self.job.gone(ctx, back)
                 if bool(gone_K.all()):
                     state = put_back(method, state, honest, gone_K, ctx)
+                elif masked:
+                    with _stage("adding to the secure sum", ctx):
+                        masked.take(got, up, ctx)
                 else:
                     with _stage("reading the upload", ctx):
                         expected = schema_up(method, down, ctx)
@@ -90,12 +110,19 @@ class Reference:
                             fleet.refuse_nan(arrived, gone_K, ctx)
                         incoming(method, server, fold, down, arrived, ctx)
                 self.bank.write(ctx.ids, state)
-                tally.add(ctx, sent, back, up.notes["loss"], gone_K)
+                if masked:
+                    tally.add(ctx, masked.down(sent, ctx), partial(masked.up, ctx), hidden_losses(ctx), gone_K)
+                else:
+                    tally.add(ctx, sent, sizes_of_arrived(back, gone_K), up.notes["loss"], gone_K)
+            said = {}
+            if tally.arrivals and masked:
+                assert isinstance(fold, Fold)
+                said = {TRAIN_LOSS: masked.unmask(fold, taking_part)}
             if tally.arrivals:
                 server, report = settle(method, server, fold, taking_part, self.job.gradient)
             else:
                 server, report = mark_met(server, taking_part), {}
-        return server, tally.outcome(*read_later([], tally.losses, report, stale.report())())
+        return server, tally.outcome(*read_later([], tally.losses, report, stale.report(), said)())
 
     def held(self, server: Server, ctx: Ctx, copies: dict[int, Tree]) -> tuple[Tree, int]:
         """What this client keeps of its last download, replayed here once a round, and the round of it."""

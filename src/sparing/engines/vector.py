@@ -6,6 +6,7 @@ result has the same bits. The banks are read and written by one thread only, chu
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from sparing.core.threads import intra_op, work_side_by_side
 from sparing.core.tree import Tree
 from sparing.engines.divergence import Divergence
 from sparing.engines.engine import (
+    TRAIN_LOSS,
     Evaluation,
     Job,
     LaterSizes,
@@ -27,12 +29,18 @@ from sparing.engines.engine import (
     Tally,
     chunks_by_thread,
     cohort_context,
+    sizes_of_arrived,
     without_absent,
 )
 from sparing.engines.evaluation import Wanted, evaluate
+from sparing.engines.masked_round import MaskedRound, cohort_of_sum, hidden_losses, open_masked_round
 from sparing.engines.outcome import read_later
 from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_sizes
 from sparing.engines.upload_check import check_request, client_to_check
+from sparing.secure_round.one_process import SimulatedNodes
+
+WHOLE_EVERY = 100
+"""Rounds from one in which a secure sum is run whole to the next."""
 
 
 class SentChunk(NamedTuple):
@@ -43,6 +51,7 @@ class SentChunk(NamedTuple):
     posted: LaterSizes
     state: Tree
     weigh: int | None  # whose upload is really written
+    masked: MaskedRound | None = None
 
 
 class ReturnedChunk(NamedTuple):
@@ -61,6 +70,7 @@ class Vector:
     def __init__(self, job: Job, bank: Rows):
         self.job, self.bank = job, bank
         self.joined = join_sizes(job)
+        self.nodes = SimulatedNodes(job.secure.policy) if job.secure else None
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         server, outcome = self.start(server, ids, t)
@@ -69,7 +79,7 @@ class Vector:
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         """A round, of which the host may know later than its device how it went: that is what is called then."""
         requirements: list[Requirement] | None = None if server.device.type == "cpu" else []
-        cohort = cohort_context(self.job, server, ids, t, requirements)
+        cohort = cohort_of_sum(self.job, cohort_context(self.job, server, ids, t, requirements))
         with self.job.fleet.blamed():
             try:
                 return self.play(server, cohort)
@@ -84,11 +94,15 @@ class Vector:
             folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
             taking_part = without_absent(self.job, server, cohort, tally)
+            secure, whole = (job, self.nodes, server, cohort, taking_part, tally), cohort.round % WHOLE_EVERY == 1
+            masked = open_masked_round(*secure, whole)
 
             def send(ctx: Ctx) -> SentChunk:
                 down = outgoing(job.method, server, ctx)
                 posted = download_sizes(job.method, server.past, down, ctx)
-                return SentChunk(job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids), who)
+                if masked:
+                    posted = masked.down(posted, ctx)
+                return SentChunk(job.timed(ctx, posted), down, posted, self.bank.read(ctx.ids), who, masked)
 
             def work(sent: SentChunk) -> ReturnedChunk:
                 fold = free.pop()
@@ -103,11 +117,15 @@ class Vector:
                 stale.merge(back.stale)
 
             work_side_by_side(map(send, chunks_by_thread(job, taking_part)), work, take, aside)
+            said = {}
             if tally.arrivals:
-                server, report = settle(job.method, server, _merge_folds(folds), taking_part, self.job.gradient)
+                fold = _merge_folds(folds)
+                if masked:
+                    said = {TRAIN_LOSS: masked.close(fold, taking_part)}
+                server, report = settle(job.method, server, fold, taking_part, self.job.gradient)
             else:
                 server, report = mark_met(server, taking_part), {}
-            read = read_later(cohort.workspace.requirements or [], tally.losses, report, stale.report())
+            read = read_later(cohort.workspace.requirements or [], tally.losses, report, stale.report(), said)
 
         def outcome() -> Outcome:
             with self.job.fleet.blamed():
@@ -117,23 +135,28 @@ class Vector:
 
     def clients(self, server: Server, fold: Fold | Collect, sent: SentChunk) -> ReturnedChunk:
         """They train and write; what arrives is folded in."""
-        method, (ctx, down, posted, state, who) = self.joined.method, sent
+        method, (ctx, down, posted, state, who, masked) = self.joined.method, sent
         stale = Divergence(method, server.model)
         fleet = self.job.fleet
         up, honest, state = client_claiming(stale.watching(method), state, down, self.joined.train, ctx, fleet.claim)
         check_request(method, down, who, ctx)
         returned = upload_sizes(method, up, who, ctx)
-        gone_K = self.job.gone(ctx, returned)
+        gone_K = masked.gone(ctx) if masked else self.job.gone(ctx, returned)
         if bool(gone_K.any()):
             state = put_back(method, state, honest, gone_K, ctx)
         if not method.blend.lenient:
             fleet.refuse_nan(up, gone_K, ctx)
-        if not bool(gone_K.any()):
-            incoming(method, server, fold, down, up, ctx)
-        elif not bool(gone_K.all()):
-            here = (~gone_K).nonzero()[:, 0]
-            incoming(method, server, fold, pick_clients(down, here), pick_clients(up, here), ctx.at(here))
-        return ReturnedChunk(ctx, posted, state, returned, up.notes["loss"], gone_K, stale)
+        if not bool(gone_K.all()):
+            got, back, here = down, up, ctx
+            if bool(gone_K.any()):
+                index = (~gone_K).nonzero()[:, 0]
+                got, back, here = pick_clients(down, index), pick_clients(up, index), ctx.at(index)
+            incoming(method, server, fold, got, back, here)
+            if masked:
+                masked.take(got, back, here)
+        if masked:
+            return ReturnedChunk(ctx, posted, state, partial(masked.up, ctx), hidden_losses(ctx), gone_K, stale)
+        return ReturnedChunk(ctx, posted, state, sizes_of_arrived(returned, gone_K), up.notes["loss"], gone_K, stale)
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
         return evaluate(self.job, self.bank, server, t, wanted)

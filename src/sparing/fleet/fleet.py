@@ -178,6 +178,10 @@ class _Attendance(NamedTuple):
     counted: list[int]
 
 
+_UNMASK = "unmask"
+"""The column of ledgers with secure sums in which those that counted have bytes."""
+
+
 def read_arrivals(path: Path, clients: int) -> Arrivals:
     """From a ledger: whoever has a row down was asked, and counted if any byte went up."""
     rows: set[tuple[int, int, str]] = set()
@@ -199,7 +203,7 @@ def read_arrivals(path: Path, clients: int) -> Arrivals:
 
 
 def _ledger_rows(path: Path) -> list[tuple[int, int, str, bool]]:
-    """Round, client, direction, and whether any byte went there."""
+    """Round, client, direction, and whether any byte went there; of a secure sum, whether any helped to unmask it."""
     try:
         with damage_as_data_error(f"{path} is no ledger of a run"), open(path, newline="") as file:
             names, *rows = csv.reader(file)
@@ -207,7 +211,9 @@ def _ledger_rows(path: Path) -> list[tuple[int, int, str, bool]]:
                 raise ValueError(f"no rows of {', '.join(_LEDGER_KEYS)}")
             if odd := next((row for row in rows if len(row) != len(names) or row[2] not in ("down", "up")), None):
                 raise ValueError(f"a row {','.join(odd)}")
-            return [(int(row[0]), int(row[1]), row[2], any(int(value) for value in row[3:])) for row in rows]
+            unmask = names.index(_UNMASK) if _UNMASK in names else None
+            told = {"down": slice(3, None), "up": slice(3, None) if unmask is None else slice(unmask, unmask + 1)}
+            return [(int(row[0]), int(row[1]), row[2], any(int(x) for x in row[told[row[2]]])) for row in rows]
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); name the folder of a run") from None
 

@@ -40,7 +40,7 @@ class ClientScores(NamedTuple):
 
 def are_secret(job: Job) -> bool:
     """Whether clients give no scores, which get no noise, because they promise that all that leaves them has some."""
-    return job.method.privacy is not None and job.method.privacy.mode == "local"
+    return job.method.privacy is not None and job.method.privacy.mode != "central"
 
 
 def write_model(job: Job, server: Server, whose: Whose, ctx: Ctx) -> bytes:

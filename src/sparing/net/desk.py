@@ -6,26 +6,24 @@ caller's business (`runs.loop`).
 """
 
 import math
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
-from sparing.core.download import download_kinds, write_download
-from sparing.core.errors import FederationError, SparingError, WireError
-from sparing.core.fold import Collect, Fold
-from sparing.core.parcel import Parcel, map_tensors
-from sparing.core.round import Server, begin, incoming, outgoing, schema_up, settle
-from sparing.core.versions import commonly_held, first_held
-from sparing.engines.engine import Evaluation, Job, Marks, Outcome, Sizes, Tally, cohort_context
+from sparing.core.errors import SparingError, WireError
+from sparing.core.round import Server, begin, settle
+from sparing.engines.engine import Evaluation, Job, Marks, Outcome, cohort_context
 from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.outcome import read_later
+from sparing.net.asking import Clock, Post, Waiting
 from sparing.net.audit import AuditLog
 from sparing.net.client_scores import ClientScores, Whose, read_scores, write_model
+from sparing.net.key_book import PublicKeyBook
 from sparing.net.letter import (
     CAPACITIES,
     HEAD_BYTES,
@@ -36,43 +34,17 @@ from sparing.net.letter import (
     read_sentence,
     write_letter,
 )
-from sparing.net.node import SHARED_KEY_BYTES, model_digest
+from sparing.net.node import SHARED_KEY_BYTES
 from sparing.net.roster import ClientRoster
+from sparing.net.round_table import RoundTable
+from sparing.net.secure_table import SecureTable
 from sparing.net.terms import digest_of
 from sparing.runs.privacy.secret import Secret
 from sparing.runs.study import NetworkSection
 from sparing.storage.bank import MemoryBank
 from sparing.train.named_metrics import ACCURACY
-from sparing.wire import from_bytes, parcel_sizes
-from sparing.wire.bound import most_bytes
 
-LONGEST_PAUSE = 3600.0
-CARRIER_PAUSE = 1.0
 WHOSE = {"global": Whose.GLOBAL, "before": Whose.BEFORE, "after": Whose.AFTER}
-
-
-class Clock:
-    """The time, in seconds, and a way to let some pass."""
-
-    def now(self) -> float:
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-
-class Post(Protocol):
-    """Carries letters to clients and their answers back."""
-
-    def exchange(
-        self, letters: Iterator[tuple[int, bytes]], seconds: float, most: Callable[[int], int]
-    ) -> Generator[tuple[int, bytes], None, None]:
-        """Answers as they come, until everybody has answered, this time is over, or the carrier has broken down;
-        `most` bytes of each at most.
-
-        From whom an answer is, the carrier knows; what the answer itself says is not asked.
-        """
-        ...
 
 
 class Progress(NamedTuple):
@@ -84,15 +56,6 @@ class Progress(NamedTuple):
     waiting: tuple[int, ...]  # clients
     bytes: int  # up, so far
     refused: int
-
-
-class _Asked(NamedTuple):
-    """One client of a round."""
-
-    ctx: Ctx
-    server: Server  # as this client is to see it
-    sizes: Sizes  # of its download
-    most: int  # bytes of its answer
 
 
 class Desk:
@@ -115,6 +78,9 @@ class Desk:
         self.run, self.terms, self.audit = run, terms, audit or AuditLog()
         self.secret, self.joined = secret, set[int]()
         self.watch, self.clock = watch, clock or Clock()
+        self.waiting = Waiting(post, section, self.audit, self.clock)
+        self.keys = PublicKeyBook()  # of clients, where uploads are summed under masks
+        self.kept_sum: Path | None = None  # where a sum is kept while it is unmasked
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)
@@ -123,14 +89,28 @@ class Desk:
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         job, method = self.job, self.job.method
         cohort = cohort_context(job, server, ids, t)
-        table = RoundTable(self, server, cohort, begin(method, server, cohort))
+        table = (SecureTable if job.secure else RoundTable)(self, server, cohort, begin(method, server, cohort))
         with torch.no_grad():
             table.play()
             counted = torch.tensor([k for k, who in enumerate(ids.tolist()) if who in table.counted], dtype=torch.int64)
-            taking_part = cohort.at(counted)
-            server, report = settle(method, server, table.fold, taking_part, job.gradient)
+            taking_part, report = cohort.at(counted), {}
+            if table.counted:
+                server, report = settle(method, server, table.fold, taking_part, job.gradient)
         tally = table.tally()
-        return server, tally.outcome(*read_later([], tally.losses, report)())
+        return server, tally.outcome(*read_later([], tally.losses, report, table.report)())
+
+    def tell(self, t: int, asked: int, counted: set[int], waiting: list[int], sent: int) -> None:
+        """Whoever watches, where round t stands."""
+        self.watch(Progress(t, asked, len(counted), tuple(waiting), sent, self.audit.refusals))
+
+    @contextmanager
+    def blaming(self, t: int, who: int) -> Iterator[None]:
+        """Whatever a stranger's bytes lead to inside, it is the stranger who is left out."""
+        try:
+            yield
+        except Exception as error:
+            said = str(error) if isinstance(error, SparingError) else f"{type(error).__name__}: {error}"
+            self.audit.refuse(t, who, said)
 
     def greet(self, clients: list[int], seconds: float, t: int = 0) -> None:
         """Tell these clients the terms; the number of samples of those who join is written into the roster."""
@@ -149,10 +129,30 @@ class Desk:
                         raise WireError(f"refused by the node: {read_sentence(letter.body)}")
                     if letter.kind != Kind.JOINED or (letter.run, letter.client) != (self.run, who):
                         raise WireError("an answer to something else than this greeting")
+                    if self.job.secure:
+                        self.keys.add(who, letter.body)
                     self.roster.joined(who, letter.n, self.section.most_samples)
                     self.joined.add(who)
                 except SparingError as error:
                     self.audit.refuse(t, who, str(error))
+
+    def share_keys(self, clients: list[int], seconds: float, t: int = 0) -> None:
+        """Tell these clients everybody's public keys."""
+        head = Letter(Kind.KEYS, self.run, digest_of(self.terms), 0, t, clients=len(self.roster))
+        head = head._replace(body=self.keys.text().encode())
+        letters = ((who, write_letter(head._replace(client=who, n=self.samples_of(who)))) for who in clients)
+        with closing(self.post.exchange(letters, seconds, lambda who: HEAD_BYTES + 4 * MOST_SENTENCE)) as answers:
+            for who, data in answers:
+                with self.blaming(t, who):
+                    letter = read_letter(data, 4 * MOST_SENTENCE)
+                    if letter.kind == Kind.REFUSED:
+                        raise WireError(f"refused by the node: {read_sentence(letter.body)}")
+                    if letter.kind != Kind.JOINED or (letter.run, letter.client) != (self.run, who):
+                        raise WireError("an answer to something else than the keys of all")
+                    self.keys.told.add(who)
+
+    def samples_of(self, who: int) -> int:
+        return self.roster.entries[who].samples or 0
 
     def letter(self, kind: Kind, server: Server, ctx: Ctx, body: bytes = b"", model: bytes = bytes(16)) -> Letter:
         """To one client (K = 1)."""
@@ -209,9 +209,10 @@ class Desk:
             with torch.no_grad(), closing(self.post.exchange(letters(), self.patience, _longest_scores)) as answers:
                 for who, data in answers:
                     try:
-                        letter = self.checked(data, _longest_scores(who), self.letter(Kind.EVALUATE, server, rows[who]))
-                        if letter.kind != Kind.SCORES:
-                            raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for scores")
+                        asked = self.letter(Kind.EVALUATE, server, rows[who])
+                        letter = self.checked(data, _longest_scores(who), asked, Kind.SCORES)
+                        if letter.kind == Kind.NEED:
+                            raise WireError("the node has lost its state; it is asked again in a round")
                         scores[who] = read_scores(letter.body, ACCURACY in self.job.task.metrics)
                         sent["evaluation_up_bytes"] += len(letter.body)
                     except Exception as error:  # as in a round: it is the stranger who is left out
@@ -223,14 +224,16 @@ class Desk:
         """Seconds that an evaluation waits."""
         return self.section.deadline or self.section.resend
 
-    def checked(self, data: bytes, most: int, asked: Letter) -> Letter:
-        """The answer to this letter, if it is one."""
+    def checked(self, data: bytes, most: int, asked: Letter, kind: Kind) -> Letter:
+        """The answer to this letter, if it is one: of this kind, or that the node needs everything first."""
         letter = read_letter(data, most)
         if letter.kind == Kind.REFUSED:
             raise WireError(f"refused by the node: {read_sentence(letter.body)}")
         for name in ("run", "terms", "client", "round", "n", "first"):
             if getattr(letter, name) != getattr(asked, name):
                 raise WireError(f"an answer to another letter (its {name} differs); late, or somebody else's")
+        if letter.kind not in (kind, Kind.NEED):
+            raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for {kind.name}")
         return letter
 
 
@@ -247,173 +250,3 @@ def _marks_of_scores(scores: dict[int, ClientScores], server: Server) -> Marks:
         for pairs in ([(one.hits, one) for one in table], [(one.loss, one) for one in table])
     )
     return Marks(ids, samples, hits, loss, torch.full_like(hits, math.nan), server.seen[ids])
-
-
-class RoundTable:
-    """One round at the desk: who was asked, who has answered, and what it comes to so far."""
-
-    def __init__(self, desk: Desk, server: Server, cohort: Ctx, fold: Fold | Collect):
-        self.desk, self.fold, self.job = desk, fold, desk.job
-        ids = cohort.ids.tolist()
-        self.server, self.t = server, cohort.round
-        self.rows = {who: cohort.at(slice(k, k + 1)) for k, who in enumerate(ids)}
-        self.counted: dict[int, tuple[Sizes, Tensor]] = {}  # client -> bytes of its upload, its loss
-        self.lost: set[int] = set()  # clients that have lost their state
-        self.asked: dict[int, _Asked] = {}
-        self.enough = min(len(ids), math.ceil(len(ids) / (1 + desk.section.over) - 1e-9))
-        self.bytes = 0
-
-    def play(self) -> None:
-        """Ask until enough have answered, the deadline has passed with a quorum, or it has passed too often."""
-        section, clock, began, tries = self.desk.section, self.desk.clock, self.desk.clock.now(), 0
-        pause = section.resend
-        while len(self.counted) < self.enough:
-            left = math.inf
-            if section.deadline is not None:
-                left = began + (tries + 1) * section.deadline - clock.now()
-                if left <= 0 and len(self.counted) >= self.quorum:
-                    return
-                if left <= 0 and tries >= section.retries:
-                    raise FederationError(self.too_few())
-                if left <= 0:
-                    tries, pause = tries + 1, section.resend
-                    continue
-            pause, again = min(pause, left), clock.now() + min(pause, left)
-            refused = self.desk.audit.refusals
-            self.ask(pause)
-            rest = again - clock.now()
-            if len(self.counted) < self.enough and rest > 0:  # who refused is not asked at once; a carrier comes back
-                clock.sleep(rest if self.desk.audit.refusals > refused else min(rest, CARRIER_PAUSE))
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    @property
-    def quorum(self) -> int:
-        said = self.desk.section.quorum
-        return max(1, said if isinstance(said, int) else math.ceil(said * self.enough - 1e-9))
-
-    def too_few(self) -> str:
-        missing = [who for who in self.rows if who not in self.counted]
-        why = next(
-            (f"; client {who}: {self.desk.audit.reasons[who]}" for who in missing if who in self.desk.audit.reasons), ""
-        )
-        return (
-            f"round {self.t} has {len(self.counted)} uploads and needs {self.quorum} (network.quorum), after "
-            f"{self.desk.section.retries + 1} deadlines of {self.desk.section.deadline:g} s; missing: clients "
-            f"{', '.join(map(str, missing[:10]))}{why}. Nothing is lost: bring them back and resume"
-        )
-
-    def ask(self, seconds: float) -> None:
-        """One exchange with everybody who has not answered; who needs everything is greeted and asked once more."""
-        needy = self.collect([who for who in self.rows if who not in self.counted], seconds)
-        if needy:
-            self.desk.greet(needy, seconds, self.t)
-            self.collect(needy, seconds)
-
-    def collect(self, clients: list[int], seconds: float) -> list[int]:
-        """Count what these clients answer; gives those of them who need everything first."""
-        needy: list[int] = []
-        with closing(self.desk.post.exchange(self.letters(clients), seconds, self.most)) as answers:
-            for who, data in answers:
-                if who in self.rows and who not in self.counted and self.take(who, data):
-                    needy.append(who)
-                self.tell()
-                if len(self.counted) >= self.enough:
-                    return []
-        return needy
-
-    def tell(self) -> None:
-        waiting = tuple(who for who in self.rows if who not in self.counted)
-        audit = self.desk.audit
-        self.desk.watch(Progress(self.t, len(self.rows), len(self.counted), waiting, self.bytes, audit.refusals))
-
-    def most(self, who: int) -> int:
-        """Bytes of an answer worth reading."""
-        return self.asked[who].most if who in self.asked else 0
-
-    def letters(self, clients: list[int]) -> Iterator[tuple[int, bytes]]:
-        """Made one by one, as the carrier takes them: they may be large."""
-        for who in clients:
-            ctx, server = self.seen_by(who)
-            down = outgoing(self.job.method, server, ctx)
-            body = write_download(server.past, down, ctx)
-            sizes = download_kinds(server.past, down, ctx)[1]
-            expected = schema_up(self.job.method, down, ctx)
-            self.asked[who] = _Asked(ctx, server, sizes, HEAD_BYTES + max(most_bytes(expected), 4096))
-            yield who, write_letter(self.desk.letter(Kind.TRAIN, server, ctx, body, self.digest(down)))
-
-    def seen_by(self, who: int) -> tuple[Ctx, Server]:
-        """The round and the server as this client is to see them; one that has lost its state is met anew."""
-        ctx = self.rows[who]
-        if who not in self.lost:
-            return ctx, self.server
-        ctx = ctx._replace(members=ctx.members._replace(first=torch.tensor([True])))
-        past = self.server.past
-        if "held" in past:
-            place = torch.tensor([who], device=past["held"].device)
-            past = past | {"held": past["held"].index_fill(0, place, first_held(self.job.method))}
-        return ctx, self.server._replace(past=past)
-
-    def digest(self, down: Parcel) -> bytes:
-        """Of the model that a client holds from this round on, where the server broadcasts."""
-        names = commonly_held(self.job.method)
-        return model_digest({n: down.leaves[n].value for n in names if n in down.leaves}) if names else bytes(16)
-
-    def take(self, who: int, data: bytes) -> bool:
-        """Count an answer, or write down why not. True: this client needs everything first."""
-        desk = self.desk
-        try:
-            letter = desk.checked(data, self.most(who), desk.letter(Kind.TRAIN, self.server, self.asked[who].ctx))
-            if letter.kind == Kind.NEED:
-                if who in self.lost:
-                    raise WireError("the node asks for everything twice in a round")
-                self.lost.add(who)
-                desk.audit.refuse(self.t, who, "has lost its state, and is sent everything")
-                return True
-            if letter.kind != Kind.UPLOAD:
-                raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for an upload")
-            self.count(who, letter.body)
-        except Exception as error:  # whatever a stranger's bytes lead to, it is the stranger who is left out
-            said = str(error) if isinstance(error, SparingError) else f"{type(error).__name__}: {error}"
-            desk.audit.refuse(self.t, who, said)
-        return False
-
-    def count(self, who: int, upload: bytes) -> None:
-        ctx, server, method = self.asked[who].ctx, self.asked[who].server, self.job.method
-        down = outgoing(method, server, ctx)
-        device = server.device
-        arrived = from_bytes(upload, schema_up(method, down, ctx))
-        sizes = {kind: x.cpu() for kind, x in parcel_sizes(arrived).items()}
-        if sum(int(x[0]) for x in sizes.values()) != len(upload):
-            raise WireError(f"an upload of {len(upload)} bytes that says no more than a shorter one would")
-        hidden = method.privacy is not None and method.privacy.mode == "local"  # then everybody says 1
-        told, n = float(arrived.notes["n"][0]), 1 if hidden else int(ctx.n[0])
-        if told != n:
-            raise WireError(f"an upload of {told:g} samples, where {n} must be said")
-        loss = arrived.notes["loss"]
-        if not bool(torch.isfinite(loss).all()):
-            raise WireError(f"client {who} says its loss is {float(loss[0])}, which is no number to go on with")
-        left_out = self.fold.roster.refused
-        incoming(method, server, self.fold, down, map_tensors(arrived, lambda x: x.to(device)), ctx)
-        if self.fold.roster.refused > left_out:
-            self.desk.audit.refuse(
-                self.t, who, "its numbers are not finite or too large, and the blend leaves them out"
-            )
-        self.counted[who] = (sizes, loss)
-        self.bytes += len(upload)
-
-    def tally(self) -> Tally:
-        tally = Tally()
-        some = next(iter(self.asked.values())).sizes
-        nothing = {kind: torch.zeros_like(x) for kind, x in some.items()}
-        for who in sorted(self.rows):
-            asked = self.asked.get(who)
-            if asked is None:  # enough had answered before its letter was written
-                tally.add_absent(self.rows[who], nothing)
-                continue
-            if who not in self.counted:
-                tally.add_absent(asked.ctx, asked.sizes)
-                continue
-            sizes, loss = self.counted[who]
-            gone_K = torch.zeros(1, dtype=torch.bool)
-            tally.add(asked.ctx, lambda down=asked.sizes: down, lambda up=sizes: up, loss, gone_K)
-        return tally

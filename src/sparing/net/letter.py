@@ -1,13 +1,21 @@
 """Letters between the server and its nodes: a head of fixed length, then a body. Nothing here needs torch.
 
-    server -> node   HELLO     body: the terms (`net.terms`); answered JOINED
-                     TRAIN     body: a download (`core.download`); answered UPLOAD
-                     EVALUATE  body: a model, as one parcel; answered SCORES
-    node -> server   JOINED    its number of samples stands in the head
-                     UPLOAD    body: a parcel
-                     SCORES    body: sums and counts
-                     NEED      it has lost its state: send everything
-                     REFUSED   body: one sentence
+    server -> node   HELLO      body: the terms (`net.terms`); answered JOINED
+                     TRAIN      body: a download (`core.download`); answered UPLOAD
+                     EVALUATE   body: a model, as one parcel; answered SCORES
+    node -> server   JOINED     its number of samples stands in the head
+                     UPLOAD     body: a parcel
+                     SCORES     body: sums and counts
+                     NEED       it has lost its state: send everything
+                     REFUSED    body: one sentence
+
+Where uploads are summed under masks (`sparing.secure`), a client's public keys stand in JOINED, TRAIN begins with a
+notice of the sum and is answered PREPARED, and there are four exchanges more, whose bodies are messages of the sum:
+
+    server -> node   KEYS       body: everybody's public keys; answered JOINED
+                     PREPARE    body: the terms of a new attempt; answered PREPARED
+                     INTRODUCE  answered UPLOAD
+                     UNMASK     answered SHARES
 
 The head says all that a node must know of a round, and an answer repeats what it answers. Every number is checked
 before the body is looked at, and a letter is never longer than the receiver said it would read.
@@ -34,8 +42,8 @@ CAPACITIES = ("rank", "width", "up", "down", "speed")
 
 
 class Kind(IntEnum):
-    HELLO, TRAIN, EVALUATE = 1, 2, 3
-    JOINED, UPLOAD, SCORES, NEED, REFUSED = 17, 18, 19, 20, 21
+    HELLO, TRAIN, EVALUATE, KEYS, PREPARE, INTRODUCE, UNMASK = 1, 2, 3, 4, 5, 6, 7
+    JOINED, UPLOAD, SCORES, NEED, REFUSED, PREPARED, SHARES = 17, 18, 19, 20, 21, 22, 23
 
 
 class Letter(NamedTuple):

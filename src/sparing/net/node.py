@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from sparing.core.context import Ctx, context
 from sparing.core.download import parcel_about, read_download
-from sparing.core.errors import CheckpointError, ConfigError, SparingError, WireError
+from sparing.core.errors import CheckpointError, ConfigError, SecureError, SparingError, WireError
 from sparing.core.parcel import Parcel
 from sparing.core.round import client as client_round
 from sparing.core.round import first_client, schema_down
@@ -23,9 +24,15 @@ from sparing.engines.engine import Job
 from sparing.engines.reference import refuse_infinite
 from sparing.net import client_scores
 from sparing.net.letter import CAPACITIES, Kind, Letter, printable, read_letter, sentence_body, write_letter
+from sparing.net.node_sums import NodeSums, SumRules
 from sparing.net.store import Kept, Pending, Store
 from sparing.net.terms import OwnCode, digest_of, node_job, read_terms
 from sparing.runs.privacy.secret import ClientSecret, new_client_secret
+from sparing.secure.masks import word_type
+from sparing.secure.sum_terms import SumTerms, read_sum_terms
+from sparing.secure_round.sum_layout import sum_layout
+from sparing.secure_round.sum_notice import read_notice, write_notice
+from sparing.secure_round.summands import RoundSum, client_vector, read_vector, write_vector
 from sparing.wire import to_bytes
 
 MOST_LETTER = 2 << 30
@@ -58,9 +65,12 @@ class Node:
         own: OwnCode | None = None,
         tell: Told = lambda line: None,
         secrets: Mapping[int, ClientSecret] | None = None,
+        rules: SumRules = SumRules(),
     ):
         self.store, self.holdings, self.own, self.tell = store, dict(holdings), own or OwnCode(), tell
         self.secrets = dict(secrets or {})  # handed in, to repeat a simulation
+        self.rules = rules  # for secure sums
+        self.sums: dict[int, NodeSums] = {}
         self.kept: dict[int, Kept] = {}
         self.jobs: dict[int, Job] = {}
         self.busy = threading.Lock()  # one letter after the other
@@ -93,6 +103,11 @@ class Node:
         kept = self.known(letter)
         if kept is None:
             return letter.answer(Kind.NEED)
+        if self.job_of(kept).secure is not None:
+            if letter.kind == Kind.KEYS:
+                return self.learn_keys(letter, kept)
+            if letter.kind in (Kind.TRAIN, Kind.PREPARE, Kind.INTRODUCE, Kind.UNMASK):
+                return self.take_part_in_sum(letter, kept)
         if letter.kind == Kind.TRAIN:
             return self.train(letter, kept, digest)
         if letter.kind == Kind.EVALUATE:
@@ -124,7 +139,8 @@ class Node:
         self.kept[letter.client] = kept
         self.job_of(kept)
         self.tell(f"client {kept.client}: joined run {kept.run.hex()[:8]} with {kept.n} samples")
-        return letter.answer(Kind.JOINED, n=kept.n)
+        body = b"".join(self.sums_of(kept).keys.public()) if self.job_of(kept).secure is not None else b""
+        return letter.answer(Kind.JOINED, body, n=kept.n)
 
     def holding(self, client: int) -> Holding:
         if client not in self.holdings and None in self.holdings:
@@ -177,8 +193,76 @@ class Node:
             terms, holding = read_terms(kept.terms), self.holding(kept.client)
             secret = kept.secret
             assert secret is not None
-            self.jobs[kept.client] = node_job(terms, kept.client, holding.train, holding.test, self.own, secret)
+            job = node_job(terms, kept.client, holding.train, holding.test, self.own, secret)
+            if self.rules.insists and job.secure is None:
+                raise ConfigError(
+                    "the server's study has no secure aggregation, which this node insists on; set `secure: true` there"
+                )
+            self.jobs[kept.client] = job
         return self.jobs[kept.client]
+
+    # ----------------------------------------------------------------------------------------------------- secure sums
+
+    def sums_of(self, kept: Kept) -> NodeSums:
+        if kept.client not in self.sums:
+            settings = self.job_of(kept).secure
+            assert settings is not None
+            self.sums[kept.client] = NodeSums(self.store.folder, kept.client, settings, self.rules)
+        return self.sums[kept.client]
+
+    def learn_keys(self, letter: Letter, kept: Kept) -> Letter:
+        try:
+            roster = self.sums_of(kept).pin(letter.run, letter.body.decode())
+        except UnicodeDecodeError:
+            raise WireError("the server's key roster is no text; send it again") from None
+        self.tell(f"client {kept.client}: masks towards {len(roster) - 1} others, key roster {roster.fingerprint}")
+        return letter.answer(Kind.JOINED)
+
+    def take_part_in_sum(self, letter: Letter, kept: Kept) -> Letter:
+        """Train under a notice of the sum, or take the next step of one."""
+        sums = self.sums_of(kept)
+        if sums.roster(letter.run) is None:
+            return letter.answer(Kind.NEED)
+        if letter.kind == Kind.INTRODUCE:
+            vector = self.vector_of(letter, kept)
+            return letter.answer(Kind.UPLOAD, sums.upload(letter.run, letter.round, letter.body, vector))
+        if letter.kind == Kind.UNMASK:
+            return letter.answer(Kind.SHARES, sums.unmask(letter.run, letter.round, letter.body))
+        if letter.kind == Kind.PREPARE:
+            if kept.pending is None or kept.pending.round != letter.round:
+                return letter.answer(Kind.NEED)
+            terms = read_sum_terms(letter.body)
+        else:
+            notice, download = read_notice(letter.body)
+            terms = notice.terms
+            alike = letter._replace(body=write_notice(notice._replace(terms=terms._replace(attempt=0))) + download)
+            trained = self.train(letter, kept, digest_of(write_letter(alike)))
+            if trained.kind == Kind.NEED:
+                return trained
+        self.check_terms(letter, self.kept[kept.client], terms)
+        return letter.answer(Kind.PREPARED, sums.prepare(terms))
+
+    def check_terms(self, letter: Letter, kept: Kept, terms: SumTerms) -> None:
+        """The terms must be those that follow from the study for this cohort, whatever the server would like."""
+        settings = self.job_of(kept).secure
+        assert settings is not None
+        if (terms.run, terms.round, len(terms.cohort)) != (letter.run, letter.round, letter.cohort):
+            raise SecureError(f"terms of another sum than that of round {letter.round}; send its own")
+        expected = settings.terms(terms.run, terms.round, terms.attempt, terms.cohort, terms.size, terms.bits)
+        if terms != expected:
+            raise SecureError(f"the terms of the sum of round {letter.round} are not those of the study")
+        self.vector_of(letter, kept, terms)
+
+    def vector_of(self, letter: Letter, kept: Kept, terms: SumTerms | None = None) -> np.ndarray:
+        """The update of this round that the client has kept, unmasked."""
+        if kept.pending is None or kept.pending.round != letter.round:
+            raise SecureError(f"client {kept.client} has no update of round {letter.round}; ask it to train")
+        vector = read_vector(kept.pending.upload)
+        if terms is not None and (len(vector), vector.dtype) != (terms.size, word_type(terms.bits)):
+            raise SecureError(
+                f"a sum of {terms.size} values of {terms.bits} bits, where client {kept.client} has {len(vector)}"
+            )
+        return vector
 
     # ------------------------------------------------------------------------------------------------------ training
 
@@ -188,7 +272,7 @@ class Node:
             if pending.digest == digest:
                 self.tell(f"client {kept.client}, round {letter.round}: asked again, the same upload goes again")
                 return letter.answer(Kind.UPLOAD, pending.upload)
-            if job.method.privacy is not None and job.method.privacy.mode == "local":
+            if job.method.privacy is not None and job.method.privacy.mode != "central":
                 raise CheckpointError(
                     f"client {kept.client} has released round {letter.round} once, and noise covers one release; "
                     "the server must ask for the next round"
@@ -228,8 +312,9 @@ class Node:
         """The download, and the copy of the model to keep where the server broadcasts."""
         ctx, names = round_context(letter, job), commonly_held(job.method)
         expected = schema_down(job.method, job.initial, ctx)
+        body = letter.body if job.secure is None else read_notice(letter.body)[1]
         try:
-            got, _ = read_download(job.method, letter.body, expected, kept.copy, kept.held, ctx)
+            got, _ = read_download(job.method, body, expected, kept.copy, kept.held, ctx)
         except WireError:
             if names and not letter.first:
                 raise _OtherModel from None
@@ -249,10 +334,24 @@ class Node:
         up, state = client_round(job.method, state, got, job.train, ctx)
         if not job.method.blend.lenient:
             refuse_infinite(up, ctx)
-        upload = to_bytes(up, 0, f"{parcel_about(ctx)}/up")
+        if job.secure is None:
+            upload = to_bytes(up, 0, f"{parcel_about(ctx)}/up")
+        else:
+            upload = write_vector(self.summed_vector(letter, job, got, up, ctx))
         loss = float(up.notes["loss"][0])
         self.tell(f"client {kept.client}, round {letter.round}: loss {loss:.4f}, {len(upload):,} bytes up")
         return upload, {name: x.detach().clone() for name, x in state.items()}
+
+    def summed_vector(self, letter: Letter, job: Job, got: Parcel, up: Parcel, ctx: Ctx) -> np.ndarray:
+        """What this client adds to the sum that the letter is about."""
+        notice, _ = read_notice(letter.body)
+        terms, layout = notice.terms, sum_layout(job.method, got, notice.total, ctx)
+        if (layout.size, layout.bits) != (terms.size, terms.bits):
+            raise SecureError(
+                f"a sum of {terms.size} values of {terms.bits} bits, and this client has {layout.size} of {layout.bits}"
+            )
+        grid = notice.grid([leaf.name for leaf in layout.leaves])
+        return client_vector(job.method, RoundSum(layout, grid, notice.total), got, up, ctx)
 
     def evaluate(self, letter: Letter, kept: Kept) -> Letter:
         job = self.job_of(kept)

@@ -16,9 +16,11 @@ from sparing.data.clients import Pair
 from sparing.data.files.unpacking import read_json
 from sparing.data.options import name_and_options
 from sparing.engines.engine import Engine, Job
+from sparing.net.asking import Clock, Post
 from sparing.net.audit import AUDIT_FILE
 from sparing.net.client_scores import are_secret
-from sparing.net.desk import Clock, Desk, Post, Progress
+from sparing.net.desk import Desk, Progress
+from sparing.net.kept_sum import KEPT_SUM_FILE
 from sparing.net.roster import ClientRoster
 from sparing.net.terms import terms_of
 from sparing.runs.files.run_folder import RunFolder, read_config
@@ -28,6 +30,7 @@ from sparing.runs.privacy.secret import Secret, read_secret
 from sparing.runs.results import Result
 from sparing.runs.start import resume_run, settle_study, start_run
 from sparing.runs.study import FleetSection, Study, study_from
+from sparing.secure.long_term import KeyRoster
 from sparing.storage.atomic import os_errors_as_checkpoint_error, write_json
 from sparing.tasks.apart import task_without_samples
 from sparing.tasks.build import network_builder, own_loss
@@ -70,8 +73,12 @@ def start_federation(
     out: str | Path | None = None,
     loggers: Sequence[Logger] = (),
     key: bytes | None = None,
+    keys: KeyRoster | None = None,
 ) -> Result:
-    """A new run: everybody in the roster joins, then rounds are played."""
+    """A new run: everybody in the roster joins, then rounds are played.
+
+    `keys`: everybody's public keys, for secure sums; by default as nodes say when they join.
+    """
     study = study_on_network(study, roster)
     run, secret = random_source.token_bytes(_RUN_BYTES), Secret(key)
     known = torch.tensor([max(1, one.samples or 1) for one in roster.entries])
@@ -81,12 +88,15 @@ def start_federation(
     if study.network.evaluate == "clients" and are_secret(job):
         raise ConfigError("network.evaluate is clients, and with dp.mode local they tell nobody; set it to server")
     desk = _desk(job, carried, roster, study, run, terms, secret)
+    if keys is not None:
+        desk.keys.use(keys, len(roster))
     gather(desk, carried)
 
     def make(job: Job, folder: RunFolder | None) -> Engine:
         if folder is not None:
-            _write_federation(folder.path, run, roster, sets)
+            _write_federation(folder.path, run, roster, sets, desk.keys.text() if job.secure else "")
             desk.audit.path = folder.path / AUDIT_FILE
+            desk.kept_sum = folder.path / KEPT_SUM_FILE
         desk.job = _with_capacity(job, roster)
         return desk
 
@@ -101,13 +111,16 @@ def resume_federation(
     study = study_from(read_config(folder), str(folder))
     if study.engine != "network":
         raise ConfigError(f"{folder} is a simulation; go on with `sparing resume {folder}`")
-    run, roster = read_federation(folder)[:2]
+    held = read_federation(folder)
+    run, roster = held.run, held.roster
     key = read_secret(folder)
 
     def make(job: Job, opened: RunFolder | None) -> Engine:
         terms = terms_of(study, job, sets.shape, sets.classes, folder / CODE_FOLDER).to_bytes()
         desk = _desk(_with_capacity(job, roster), carried, roster, study, run, terms, Secret(key) if key else None)
         desk.audit.path = folder / AUDIT_FILE
+        desk.kept_sum = folder / KEPT_SUM_FILE
+        desk.keys.restore(held.keys)
         return desk
 
     copies = folder / CODE_FOLDER
@@ -141,6 +154,20 @@ def gather(desk: Desk, carried: Carried) -> None:
         if missing := [who for who in missing if who not in desk.joined]:
             desk.clock.sleep(min(pause, 5.0))
             carried.tell(f"waiting for {len(missing)} clients to join: {', '.join(map(str, missing[:10]))}")
+    if desk.job.secure:
+        _agree_on_keys(desk, carried)
+
+
+def _agree_on_keys(desk: Desk, carried: Carried) -> None:
+    """Wait until everybody has everybody's public keys."""
+    pause, reasons = desk.section.resend, desk.audit.reasons
+    carried.tell(f"key roster {desk.keys.roster.fingerprint}: every node shows the same")
+    while missing := [who for who in range(len(desk.roster)) if who not in desk.keys.told]:
+        desk.share_keys(missing, pause)
+        if missing := [who for who in missing if who not in desk.keys.told]:
+            why = next((f"; client {who}: {reasons[who]}" for who in missing if who in reasons), "")
+            carried.tell(f"waiting for {len(missing)} clients to accept everybody's keys{why}")
+            desk.clock.sleep(min(pause, 5.0))
 
 
 def study_on_network(study: Study, roster: ClientRoster) -> Study:
@@ -172,7 +199,7 @@ def study_on_network(study: Study, roster: ClientRoster) -> Study:
 
 
 def warn_unbounded(job: Job) -> None:
-    if not job.method.blend.lenient and job.method.blend.collect is None:
+    if not job.method.blend.lenient and job.method.blend.collect is None and not job.secure:
         warnings.warn(
             "nothing bounds what one client can do to the model; put norm-bound into the method, such as "
             "{norm-bound: {bound: 10}}",
@@ -196,9 +223,10 @@ def _server_task(study: Study, count: Any, sets: ServerSets, copies: Path | None
     return task
 
 
-def _write_federation(folder: Path, run: bytes, roster: ClientRoster, sets: ServerSets) -> None:
+def _write_federation(folder: Path, run: bytes, roster: ClientRoster, sets: ServerSets, keys: str) -> None:
     path = folder / FEDERATION_FILE
     known = {"run": run.hex(), "roster": roster.to_json(), "shape": list(sets.shape), "classes": sets.classes}
+    known |= {"keys": keys} if keys else {}
     with os_errors_as_checkpoint_error(path):
         write_json(path, known)
 
@@ -210,6 +238,7 @@ class FederationFile(NamedTuple):
     roster: ClientRoster
     shape: tuple[int, ...]  # of a sample
     classes: int
+    keys: str = ""  # everybody's public keys, where uploads are summed under masks
 
 
 def read_federation(folder: Path) -> FederationFile:
@@ -218,6 +247,7 @@ def read_federation(folder: Path) -> FederationFile:
     try:
         run, roster = bytes.fromhex(held["run"]), ClientRoster.from_json(held["roster"])
         known = FederationFile(run, roster, tuple(map(int, held["shape"])), int(held["classes"]))
+        known = known._replace(keys=str(held.get("keys", "")))
         if len(run) != _RUN_BYTES or min(known.shape, default=1) < 1 or known.classes < 1:
             raise ValueError
         return known

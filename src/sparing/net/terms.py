@@ -30,7 +30,7 @@ from sparing.tasks.code import is_code
 
 _DEEPEST = 16  # brackets within each other
 _MOST_CLIENTS = 1 << 24
-_KEPT = {"method", "personalization", "local", "rounds", "sample", "seed"}
+_KEPT = {"method", "personalization", "local", "rounds", "sample", "seed", "secure"}
 _SAID = {*_KEPT, "task", "plan", "task.model", "task.augment", "plan.path", "plan.precision"}
 """Keys of a study that terms may hold."""
 

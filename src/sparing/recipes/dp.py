@@ -2,7 +2,7 @@ from typing import Literal
 
 from sparing.core.compose import with_rule
 from sparing.core.errors import ConfigError, MethodError, check_range
-from sparing.core.gaussian import keyed_words
+from sparing.core.gaussian import Words, keyed_words
 from sparing.core.method import Method, Privacy, Recipe, by_samples, evenly
 from sparing.core.registry import recipe
 from sparing.parts.code import privacy
@@ -47,6 +47,8 @@ def dp(
             weigh = privacy.as_if_one if blend.weigh is by_samples else blend.weigh
             method = method._replace(blend=blend._replace(weigh=weigh))
             return method._replace(up=(*method.up, privacy.local_noise_codec(clip, noise, words)))
+        if method.summed is not None:
+            return _noise_by_clients(method, clip, noise, adaptive, words)
         adapt = privacy.Adapt(quantile, rate, count_noise) if adaptive else None
         blend = method.blend
         weigh = evenly if blend.weigh.name == "samples" else blend.weigh  # another one is refused later
@@ -54,3 +56,21 @@ def dp(
         return method._replace(up=(*method.up, privacy.clip_codec(clip, adaptive)), blend=blend)
 
     return apply
+
+
+def _noise_by_clients(method: Method, clip: float, noise: float, adaptive: bool, words: Words) -> Method:
+    """Central noise where the server sees sums only: every client adds a part of it."""
+    assert method.summed is not None
+    assert method.privacy is not None
+    if adaptive:
+        raise MethodError(
+            "dp.adaptive counts who stays within the bound, and a secure sum has no noise for that count; set "
+            "adaptive: false and choose dp.clip"
+        )
+    blend = method.blend
+    weigh = evenly if blend.weigh.name == by_samples.name else blend.weigh  # another one is refused later
+    step = privacy.summed_noise_step(clip, noise, method.summed.honest)
+    codec = privacy.noise_share_codec(clip, noise, method.summed.honest, words)
+    blend = blend._replace(weigh=weigh, steps=(step, *blend.steps))
+    privacy_now = method.privacy._replace(mode="summed")
+    return method._replace(up=(*method.up, codec), blend=blend, privacy=privacy_now)

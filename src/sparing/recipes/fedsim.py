@@ -17,7 +17,8 @@ def fedsim(q: float = 1.0, on: str = "weights", softmax: float | None = None, at
 def weigh_by_similarity(
     method: Method, home: frozenset[str], q: float, on: str, softmax: float | None, at: str
 ) -> Method:
-    weigh = similarity.similarity_weigh(method.layout, home, similarity.Similarity(q, on, softmax, at))
+    how = similarity.Similarity(q, on, softmax, at)
+    weigh = similarity.similarity_weigh(method.layout, home, how, method.summed is not None)
     up = (similarity.cosine_note_codec(method.layout, home), *method.up) if at == "client" else method.up
     method = weighed_by(method._replace(up=up), weigh)
     if on == "weights":

@@ -103,6 +103,7 @@ def _holds_for(group: GroupContents) -> str:
     if not any("epsilon" in record.metrics for record in run.table):
         return ""
     mode, source = (run.settings.get(f"method.dp.{key}", usual) for key, usual in (("mode", "central"), ("source", "")))
+    mode = "summed" if mode == "central" and run.settings.get("secure") else mode
     return f"That of {group.label} {privacy_promise(mode, source != 'seed')}."
 
 

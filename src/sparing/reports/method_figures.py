@@ -11,7 +11,7 @@ from sparing.reports.figure import Figure, Plot, Series, short_number, spans_dec
 from sparing.reports.ranking import Ranking, short_value
 from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
 from sparing.reports.run_folders import RunGroup
-from sparing.runs.files.ledger import BYTE_KINDS
+from sparing.runs.files.ledger import ALL_BYTE_KINDS, BYTE_KINDS
 from sparing.runs.results import latest_value
 
 _WHOSE = ("global model", "personalized models, mean over clients")
@@ -237,10 +237,14 @@ def bytes_figure(groups: Sequence[GroupContents]) -> Figure | None:
     if not whole.any():
         return None
     share = 100 * whole / np.maximum(whole.sum(1, keepdims=True), 1e-12)
-    kept = [i for i in range(len(BYTE_KINDS)) if whole[:, i].any()]
-    bars = [Series(BYTE_KINDS[i], whole[:, i].tolist(), tint=i) for i in kept]
-    shares = [Series(BYTE_KINDS[i], share[:, i].tolist(), tint=i) for i in kept]
-    cells = [[row, *(f"{x:.4f}" for x in line), f"{line.sum():.4f}"] for row, line in zip(rows, whole, strict=True)]
+    kept = [i for i in range(len(ALL_BYTE_KINDS)) if whole[:, i].any()]
+    bars = [Series(ALL_BYTE_KINDS[i], whole[:, i].tolist(), tint=i) for i in kept]
+    shares = [Series(ALL_BYTE_KINDS[i], share[:, i].tolist(), tint=i) for i in kept]
+    named = [i for i, kind in enumerate(ALL_BYTE_KINDS) if kind in BYTE_KINDS or i in kept]
+    cells = [
+        [row, *(f"{x:.4f}" for x in line[named]), f"{line.sum():.4f}"] for row, line in zip(rows, whole, strict=True)
+    ]
+    columns = [ALL_BYTE_KINDS[i] for i in named]
     up = {group.label: parts[2 * i].sum() for i, group in enumerate(groups)}
     least = [label for label in up if up[label] == min(up.values())]
     alone = f"{least[0]} uploads least" if len(least) == 1 else f"{len(least)} methods upload equally little"
@@ -249,10 +253,10 @@ def bytes_figure(groups: Sequence[GroupContents]) -> Figure | None:
         "bytes",
         f"What the bytes are: {seen}",
         "Value bytes are the numbers themselves, index bytes say where they belong, scale bytes how to decode them; "
-        "header and notes are the rest of each message.",
+        "header and notes are the rest of each message. Keys, shares and unmask are what secure aggregation adds.",
         [Plot("bars", "MB in all rounds, mean over seeds", series=bars, rows=rows, title="total"),
          Plot("bars", "share of the bytes (%)", series=shares, rows=rows, title="by kind")],
-        [TextTable("MB in all rounds, mean over seeds", ["method and direction", *BYTE_KINDS, "all"], cells)],
+        [TextTable("MB in all rounds, mean over seeds", ["method and direction", *columns, "all"], cells)],
     )  # fmt: skip
 
 

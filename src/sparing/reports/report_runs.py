@@ -12,7 +12,7 @@ from sparing.core.errors import ConfigError
 from sparing.reports.arrangement import ranking_of_task
 from sparing.reports.ranking import Ranking
 from sparing.reports.run_folders import RunGroup, StoredRun, read_whole_lines
-from sparing.runs.files.ledger import BYTE_KINDS
+from sparing.runs.files.ledger import ALL_BYTE_KINDS, ledger_header
 from sparing.runs.files.run_folder import CLIENTS_FILE, LEDGER_FILE, PICTURES_FILE
 from sparing.runs.snapshots import Snapshot
 
@@ -84,15 +84,18 @@ def missing_file_notes(runs: Sequence[StoredRun]) -> list[str]:
 
 
 def _read_sent_bytes(folder: Path, last: int) -> dict[str, list[int]]:
-    total = {"up": [0] * len(BYTE_KINDS), "down": [0] * len(BYTE_KINDS)}
-    for i, line in enumerate(_file_lines(folder / LEDGER_FILE)[1:], 1):
+    head, *lines = _file_lines(folder / LEDGER_FILE) or [""]
+    secure = head.strip() == ledger_header(secure=True).strip()
+    kinds = len(ledger_header(secure).split(",")) - 3
+    total = {"up": [0] * kinds, "down": [0] * kinds}
+    for i, line in enumerate(lines, 1):
         try:
             t, _, way, *cells = line.split(",")
             if int(t) <= last:
                 total[way] = [a + int(b) for a, b in zip(total[way], cells, strict=True)]
         except (ValueError, KeyError):
             raise _damaged_line(folder / LEDGER_FILE, i) from None
-    return total
+    return {way: found + [0] * (len(ALL_BYTE_KINDS) - kinds) for way, found in total.items()}
 
 
 def _read_client_values(folder: Path, last: int, metric: str) -> dict[str, list[float]]:

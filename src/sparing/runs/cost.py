@@ -27,6 +27,7 @@ from sparing.fleet.timing import samples_visited
 from sparing.runs.loop import cohort_size
 from sparing.runs.plan.settle import tree_bytes
 from sparing.runs.round_times import clock_report, is_timed
+from sparing.runs.secure_price import SecurePrice, secure_price
 from sparing.runs.start import new_run, settle_study_and_plan, study_of_arguments, task_from_study
 from sparing.runs.study import PersonalizationSection, Study, study_from
 from sparing.tasks.task import Task
@@ -59,6 +60,9 @@ class StudyCost(NamedTuple):
     state_mb: float  # all clients' state, once every one has taken part
     fedavg_seconds: float | None  # a round of FedAvg, where the method searches for what fits a budget; else None
     clock: float | None  # seconds of the first round on the clients' own links; None: they declare none
+    open_down_bytes: int  # without secure aggregation
+    open_up_bytes: int
+    secure: SecurePrice | None  # what secure aggregation costs a client of the first round; None: there is none
 
 
 def check(
@@ -80,7 +84,13 @@ def check_study(study: Study) -> StudyCost:
         raise ConfigError(done.stderr.strip())
     if done.returncode:
         raise SparingError(f"the trial failed: {done.stderr.strip().splitlines()[-1]}")
-    return StudyCost(**json.loads(done.stdout))
+    found = json.loads(done.stdout)
+    return StudyCost(**found | {"secure": SecurePrice(**found["secure"]) if found["secure"] else None})
+
+
+def cost_values(cost: StudyCost) -> dict[str, Any]:
+    """For JSON."""
+    return cost._asdict() | {"secure": cost.secure and cost.secure._asdict()}
 
 
 def _searches(method: Method) -> bool:
@@ -101,6 +111,7 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
     ids = everyone[torch.argsort(job.task.train.count[everyone], descending=True)][: 2 * job.chunk]
     plan = study.plan.model_copy(update={"parcels": "forgotten"})
     with closing(new_run(study.model_copy(update={"plan": plan}), _shorten_job(job), None)) as run:
+        price = _price_of_secure(job, run.server, everyone, count)
         began = time.perf_counter()
         server, outcome = run.engine.round(run.server, ids, 1)
         spent = time.perf_counter() - began
@@ -111,6 +122,8 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
     steps = _steps_in_round(job, everyone) / _steps_in_round(_shorten_job(job), ids)
     plain = _fedavg_seconds(study, task) if _searches(job.method) else None
     seconds = spent * steps if plain is None else plain + max(0.0, spent - plain / steps) * scale
+    down, up = _download_bytes(job, server, everyone), round(_total_bytes(outcome.up) * scale)
+    more = price.down * count if price else 0
     return StudyCost(
         clients=len(job.task),
         samples=int(job.task.train.count.sum()),
@@ -122,9 +135,9 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
         speeds=[(way.path, way.chunk, way.threads, speed) for way, speed in found.speeds.items()],
         flight_bytes=min(job.chunk, count) * found.client_bytes,
         memory_bytes=found.memory_bytes,
-        down_bytes=_download_bytes(job, server, everyone),
-        up_bytes=round(_total_bytes(outcome.up) * scale),
-        first_bytes=round(_total_bytes(outcome.down) * scale),
+        down_bytes=down + more,
+        up_bytes=price.up * count if price else up,
+        first_bytes=round(_total_bytes(outcome.down) * scale) + more,
         seconds=seconds,
         evaluation_seconds=looked
         * _samples_evaluated(job, study.evaluate.clients)
@@ -133,7 +146,19 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
         state_mb=tree_bytes(first_client(job.method, job.initial)) * len(job.task) / 1e6,
         fedavg_seconds=plain,
         clock=clock_report(_shorten_job(job), outcome, 1, 0.0)["clock"] if is_timed(job.fleet) else None,
+        open_down_bytes=down,
+        open_up_bytes=up,
+        secure=price,
     )
+
+
+def _price_of_secure(job: Job, server: Server, ids: Tensor, count: int) -> SecurePrice | None:
+    """To one of these clients; where too few of them can be reached, to one of as many as are asked for."""
+    if job.secure is None:
+        return None
+    if job.secure.why_too_few(len(ids)):
+        ids = torch.arange(count)
+    return secure_price(job.method, server, job.secure, cohort_context(job, server, ids, 1))
 
 
 def _download_bytes(job: Job, server: Server, ids: Tensor) -> int:
@@ -152,13 +177,12 @@ def _download_bytes(job: Job, server: Server, ids: Tensor) -> int:
 
 
 def _shorten_job(job: Job) -> Job:
-    """The same job, a few local steps long, tested on few samples."""
+    """The same job, a few local steps long, tested on few samples; in the open, as few clients make no sum."""
     local = job.method.local
     short = local.each_phase(lambda phase: phase._replace(steps=min(_COST_STEPS, phase.steps or _COST_STEPS)))
     method = job.method._replace(local=short)
-    return job._replace(
-        method=method, task=job.task.tested_on(2 * EVALUATED_AT_ONCE), fleet=_slow_down_fleet(job, method.local)
-    )
+    task, fleet = job.task.tested_on(2 * EVALUATED_AT_ONCE), _slow_down_fleet(job, method.local)
+    return job._replace(method=method, task=task, fleet=fleet, secure=None)
 
 
 def _slow_down_fleet(job: Job, local: Local) -> Fleet:
@@ -193,7 +217,7 @@ def _total_bytes(sizes: Sizes) -> int:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(run_cost_trial(study_from(json.load(sys.stdin)))._asdict()))
+        print(json.dumps(cost_values(run_cost_trial(study_from(json.load(sys.stdin))))))
     except SparingError as error:
         sys.stderr.write(str(error))
         raise SystemExit(2) from None

@@ -28,7 +28,10 @@ from sparing.parts.factors import FactoredConv, kernel_sides
 from sparing.runs.byte_bounds import bounds_of, cuts_in, shared_values
 from sparing.runs.plan.settle import tree_bytes
 from sparing.runs.recipe_entries import recipes_from_entries
+from sparing.runs.secure_price import SecurePrice, secure_price
 from sparing.runs.study import method_list
+from sparing.secure_round.settings import SecureSettings
+from sparing.secure_round.summable import refuse_unsummable
 from sparing.storage.bank import open_bank
 from sparing.wire import nbytes
 
@@ -89,6 +92,7 @@ class Explanation(NamedTuple):
     row_bytes: int  # what the server keeps of each client
     probe: bool  # the server needs labelled samples of its own
     sizes: list[SizeExplanation]
+    secure: SecurePrice | None = None  # of secure aggregation, where that was asked for
 
 
 def explain(
@@ -96,27 +100,37 @@ def explain(
     model: str | dict[str, Any] | nn.Module = "cnn",
     shape: tuple[int, ...] = (3, 32, 32),
     classes: int = 10,
+    secure: int | None = None,
 ) -> Explanation:
     """What a method sends, keeps and remembers, and what it costs, before anything runs.
 
-    `model` is a network's name, with options if you like, or an nn.Module of your own for samples of that shape.
+    `model` is a network's name, with options if you like, or an nn.Module of your own for samples of that shape. With
+    `secure` it is explained under secure aggregation of so many clients a round, who have 100 samples each.
 
     >>> found = explain("topk+int8+memory", "mlp", shape=(1, 8, 8))
     >>> found.stages, found.sizes[0].up.most < found.sizes[0].down.most
     (['topk', 'int8'], True)
     """
-    return explain_method(method, model, tuple(shape), classes)
+    return explain_method(method, model, tuple(shape), classes, secure)
 
 
 def explain_method(
-    method: str | list[Any], model: str | dict[str, Any] | nn.Module, shape: tuple[int, ...], classes: int
+    method: str | list[Any],
+    model: str | dict[str, Any] | nn.Module,
+    shape: tuple[int, ...],
+    classes: int,
+    secure: int | None = None,
 ) -> Explanation:
     entries = method_list(method)
     made = recipes_from_entries(entries)
     net = remake_model(_build_made_up(model, shape, classes), made)
     layout = layout_of(net)
-    whole = compose(layout, *made, arrives=True)
+    settings = SecureSettings()
+    whole = compose(layout, *made, arrives=True, summed=settings.summed if secure is not None else None)
     initial = tree_of(net, layout)
+    if secure is not None:
+        settings.check(secure)
+        refuse_unsummable(whole, initial)
     row = first_row(whole, initial)
     rows = open_bank(row, _MADE_UP_CLIENTS) if row else None
     server = first_server(
@@ -144,6 +158,7 @@ def explain_method(
         row_bytes=tree_bytes(row),
         probe=whole.probe,
         sizes=[_explain_size(whole, server, initial, net, shape, one) for one in _client_of_each_size(whole)],
+        secure=secure_price(whole, server, settings, _example_cohort(secure)) if secure is not None else None,
     )
 
 
@@ -179,6 +194,14 @@ def _example_context(client: int, t: int, first: bool) -> Ctx:
         cohort=_MADE_UP_CLIENTS // 10,
         first=met,
     )
+
+
+def _example_cohort(clients: int) -> Ctx:
+    """So many clients of an ordinary round, all of whom have taken part before."""
+    each = (range(clients), [_MADE_UP_SAMPLES] * clients)
+    everybody = max(clients, _MADE_UP_CLIENTS)
+    samples, met = everybody * _MADE_UP_SAMPLES, torch.zeros(clients, dtype=torch.bool)
+    return context(0, _LATE_ROUNDS[0], _MADE_UP_ROUNDS, *each, everybody, samples, cohort=clients, first=met)
 
 
 def _client_of_each_size(method: Method) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparing.engines.engine import Evaluation, Outcome
+from sparing.engines.engine import TRAIN_LOSS, Evaluation, Outcome
 from sparing.runs.tables import frame_of
 from sparing.train.metrics import jain, weighted_mean, worst_decile
 
@@ -46,13 +46,13 @@ class Record:
         return cls(
             round=t,
             **(_evaluation_columns(evaluation) if evaluation else dict.fromkeys(_MEASURED_COLUMNS, math.nan)),
-            train_loss=_mean_training_loss(outcome),
+            train_loss=outcome.report.get(TRAIN_LOSS, _mean_training_loss(outcome)),
             clients=int(outcome.arrived.sum()),
             up_bytes=sum(int(x.sum()) for x in outcome.up.values()),
             down_bytes=sum(int(x.sum()) for x in outcome.down.values()),
             coverage=outcome.report.get("coverage", math.nan),
             seconds=seconds,
-            metrics={name: value for name, value in outcome.report.items() if name != "coverage"}
+            metrics={name: value for name, value in outcome.report.items() if name not in ("coverage", TRAIN_LOSS)}
             | (_asked_columns(evaluation) if evaluation else {}),
         )
 

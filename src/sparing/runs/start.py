@@ -54,6 +54,8 @@ from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.results import Result
 from sparing.runs.snapshots import refuse_similarity_of_sizes
 from sparing.runs.study import OWN_TASK, FleetSection, Study, place_code, study_from
+from sparing.secure_round.settings import SecureSettings
+from sparing.secure_round.summable import refuse_unsummable
 from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
 from sparing.storage.bank import open_bank
 from sparing.tasks.build import build_task
@@ -117,7 +119,7 @@ def start_run(
     secret = Secret(key)
     job, study = settle_study(study, measured_task(task, study) if task else task_from_study(study), secret)
     with (
-        nullcontext() if out is None else RunFolder.create(out, study.device, job.task.metrics[0].name) as folder,
+        nullcontext() if out is None else _created_folder(out, study, job) as folder,
         closing(new_run(study, job, folder, secret, engine)) as state,
     ):
         if folder:
@@ -128,6 +130,10 @@ def start_run(
             state.save()
             folder.publish(study.model_dump())
         return _train_logged(state, loggers)
+
+
+def _created_folder(out: str | Path, study: Study, job: Job) -> RunFolder:
+    return RunFolder.create(out, study.device, job.task.metrics[0].name, study.secure is not None)
 
 
 def resume(
@@ -242,7 +248,9 @@ def settle_study_and_plan(
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
     secret = secret or Secret()
-    method = compose(layout, *made, local=study.local.local(), arrives=fleet.sure, words=secret.words)
+    secure = secure_settings(study, fleet, count)
+    given: dict[str, Any] = {"words": secret.words, "summed": secure.summed if secure else None}
+    method = compose(layout, *made, local=study.local.local(), arrives=fleet.sure, **given)
     if _counts_sampling(method) and isinstance(secret, Secret):
         fleet = fleet._replace(draw=secret.cohort)
     job = Job(
@@ -254,7 +262,10 @@ def settle_study_and_plan(
         rounds=study.rounds,
         fleet=fleet,
         rest=tree.rest_of(model, layout),
+        secure=secure,
     )
+    if secure:
+        refuse_unsummable(method, job.initial)
     if device.type == "cpu":
         keep_freed_memory()
     if job.method.fit is not None:
@@ -273,6 +284,22 @@ def settle_study_and_plan(
     study = study.model_copy(update={"plan": found.plan, "device": str(device)})
     names = ("path", "chunk", "threads", "precision", "graph")
     return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
+
+
+def secure_settings(study: Study, fleet: Fleet, count: int) -> SecureSettings | None:
+    """What the study says of secure aggregation, where it asks for any; `count` clients are asked a round."""
+    if study.secure is None:
+        return None
+    if fleet.deadline is not None:
+        raise ConfigError(
+            "fleet.deadline drops single uploads by their bytes, which a secure round does not know beforehand; drop "
+            "it, or simulate losses by fleet.dropout"
+        )
+    if study.plan.parcels == "kept":
+        raise ConfigError("plan.parcels is kept, and with secure no parcel goes up; drop one of them")
+    settings = SecureSettings(**study.secure.model_dump())
+    settings.check(count)
+    return settings
 
 
 def _counts_sampling(method: Method) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 from pydantic import (
@@ -228,6 +228,22 @@ class NetworkSection(StudySection):
     evaluate: Literal["server", "clients"] = "server"  # whose test samples are asked
 
 
+class SecureSection(StudySection):
+    """Secure aggregation: the server learns sums alone. `secure: true` is the section as it stands: docs/secure.md."""
+
+    clients: int = Field(default=3, ge=3)  # honest ones in any sum, at least
+    colluding: NonNegativeInt = 0  # clients that may tell the server all they know
+    least: PositiveInt | PositiveFloat | None = None  # uploads that a sum needs: a count, or a share of the cohort
+    degree: PositiveInt | None = None  # neighbours that a client masks towards; none: see docs/secure.md
+
+    @field_validator("least")
+    @classmethod
+    def a_share(cls, value: int | float | None) -> int | float | None:
+        if isinstance(value, float) and value > 1:
+            raise ValueError(f"secure.least is {value}; a share lies between 0 and 1, a count is whole")
+        return value
+
+
 class EvaluateSection(StudySection):
     every: PositiveInt = 1  # rounds
     clients: PositiveInt = 500  # looked at, at most
@@ -298,10 +314,22 @@ class Study(StudySection):
     fleet: FleetSection = FleetSection()
     evaluate: EvaluateSection = EvaluateSection()
     network: NetworkSection = NetworkSection()
+    secure: SecureSection | None = None  # or true
     plan: PlanSection = PlanSection()
     checkpoint: PositiveInt = 1  # rounds between checkpoints
     record: list[Literal["updates", "similarity"]] = []  # pictures for `sparing report` that cost extra training
     keep_secret: StrictBool = False  # what noise was drawn from, once the run has ended; then it can be repeated
+
+    @model_validator(mode="before")
+    @classmethod
+    def secure_or_not(cls, values: Any) -> Any:
+        """`secure: true` is the section as it stands."""
+        found = values.get("secure") if isinstance(values, dict) else None
+        if isinstance(found, bool):
+            return values | {"secure": {} if found else None}
+        if not isinstance(found, dict | SecureSection | None):
+            raise ValueError(f"secure is {found!r}; set it to true or false, or to keys such as {{colluding: 1}}")
+        return values
 
     def code(self) -> dict[str, CodeCall]:
         """What it names of code that is not ours, by its keys."""
@@ -507,5 +535,6 @@ def _section_at(parents: Sequence[str]) -> type[BaseModel]:
     section: type[BaseModel] = Study
     for parent in parents:
         kind = section.model_fields[parent].annotation
-        section = kind if isinstance(kind, type) and issubclass(kind, BaseModel) else StudySection
+        kinds = [one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel)]
+        section = kinds[0] if kinds else StudySection
     return section

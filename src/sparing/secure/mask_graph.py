@@ -7,7 +7,7 @@ the attempt, so that in all attempts of a round the same clients hold a client's
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -24,6 +24,14 @@ def neighbours_of_all(terms: SumTerms) -> Mapping[int, tuple[int, ...]]:
     n = len(ring)
     steps = [step for step in range(-half, half + 1) if step]
     return {ring[i]: tuple(sorted(ring[(i + step) % n] for step in steps)) for i in range(n)}
+
+
+def those_introduced(terms: SumTerms, prepared: Collection[int]) -> frozenset[int]:
+    """Of those who prepared, those with enough neighbours that go on; the secrets of others could not be rebuilt."""
+    near, going = neighbours_of_all(terms), set(prepared)
+    while lonely := {who for who in going if len(going.intersection(near[who])) < terms.threshold}:
+        going -= lonely
+    return frozenset(going)
 
 
 def points_of_shares(terms: SumTerms) -> dict[int, int]:

@@ -27,6 +27,7 @@ _HEAD = struct.Struct("<4sBxxxI32s")
 _MAGIC = b"SSUM"
 BOX_BYTES = 2 * SHARE_BYTES + TAG_BYTES
 _KEY = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{SIGNATURE_BYTES}s")
+MESSAGE_HEAD_BYTES, SIGNED_KEY_BYTES = _HEAD.size, _KEY.size
 
 
 class MessageKind(IntEnum):
@@ -175,3 +176,22 @@ def _named(body: memoryview, clients: Sequence[int], what: str, client: int) -> 
 def _check_length(body: memoryview, length: int, what: str, client: int) -> None:
     if len(body) != length:
         raise SecureError(f"the {what} of client {client} has {len(body)} bytes, not {length}; send it again")
+
+
+class SumLengths(NamedTuple):
+    """Bytes of what a client sends in a sum."""
+
+    terms: SumTerms
+
+    @property
+    def prepare(self) -> int:
+        return MESSAGE_HEAD_BYTES + SIGNED_KEY_BYTES + BOX_BYTES * self.terms.degree
+
+    @property
+    def upload(self) -> int:
+        return MESSAGE_HEAD_BYTES + packed_bytes(self.terms.size, self.terms.bits)
+
+    @property
+    def shares(self) -> int:
+        """At most."""
+        return MESSAGE_HEAD_BYTES + -(-self.terms.degree // 8) + SHARE_BYTES * self.terms.degree

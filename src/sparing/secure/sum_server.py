@@ -12,7 +12,7 @@ A request that has left can only be repeated: nodes answer no other in this roun
 the uploads cannot be enough, and the same cohort can be asked again as a new attempt.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from sparing.core.errors import SecureError
 from sparing.secure.bit_packing import unpack_words
 from sparing.secure.derived_keys import pair_mask_key, seed_commitment, self_mask_key, signed_statement
 from sparing.secure.long_term import KeyRoster
-from sparing.secure.mask_graph import neighbours_of_all, points_of_shares
+from sparing.secure.mask_graph import neighbours_of_all, points_of_shares, those_introduced
 from sparing.secure.masks import Words, add_mask, word_type
 from sparing.secure.primitives import ed25519_verifies, secret_bytes, x25519, x25519_key, x25519_public
 from sparing.secure.shamir import rebuild_secret
@@ -55,9 +55,7 @@ class MaskedSum:
     the others could not be rebuilt."""
 
     def __init__(self, terms: SumTerms, prepared: Mapping[int, Prepared]):
-        near, going = neighbours_of_all(terms), set(prepared)
-        while lonely := {who for who in going if len(going.intersection(near[who])) < terms.threshold}:
-            going -= lonely
+        near, going = neighbours_of_all(terms), those_introduced(terms, prepared)
         if len(going) < terms.least:
             raise SecureError(
                 f"{len(prepared)} of {len(terms.cohort)} clients prepared for round {terms.round}, attempt "
@@ -89,7 +87,8 @@ class MaskedSum:
     def request(self, client: int) -> bytes:
         """To unmask. All who were introduced may be asked: one whose upload was lost can still help."""
         if self.lists is None:
-            self._refuse_too_few()
+            if why := self.why_too_few():
+                raise SecureError(f"{why}; wait for more, or ask the same clients again as a new attempt")
             self.lists = UnmaskLists(frozenset(self.arrived), frozenset(self.prepared.keys() - self.arrived))
         return write_unmask(self.terms, client, self.lists)
 
@@ -142,14 +141,17 @@ class MaskedSum:
             )
         return secret
 
-    def _refuse_too_few(self) -> None:
-        terms, then = self.terms, "wait for more, or ask the same clients again as a new attempt"
-        where = f"in round {terms.round}, attempt {terms.attempt}"
+    def why_too_few(self) -> str:
+        """Why the uploads so far cannot be unmasked; empty: they can."""
+        terms, where = self.terms, f"in round {self.terms.round}, attempt {self.terms.attempt}"
         if len(self.arrived) < terms.least:
-            raise SecureError(f"{len(self.arrived)} uploads {where}, where {terms.least} are needed; {then}")
+            return f"{len(self.arrived)} uploads {where}, where {terms.least} are needed"
         for who, near in self.near.items():
             n = len(self.arrived.intersection(near))
             if n < terms.threshold:
-                raise SecureError(
-                    f"{n} uploads of neighbours of client {who} {where}, where {terms.threshold} are needed; {then}"
-                )
+                return f"{n} uploads of neighbours of client {who} {where}, where {terms.threshold} are needed"
+        return ""
+
+    def restore(self, masked: Words, arrived: Iterable[int]) -> None:
+        """Go on from uploads that were added before."""
+        self.masked, self.arrived = masked.copy(), set(arrived)

@@ -18,6 +18,7 @@ def serve_command(
     classes: Annotated[int | None, typer.Option(min=1, help="Number of classes, if --test does not tell.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [default: runs/TASK-METHOD-SEED]")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run instead of a new one.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Everybody's public keys, from `sparing keys`.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be sent to whom, and stop.")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
@@ -34,9 +35,9 @@ def serve_command(
 
     sets = (test, None if shape is None else parse_shape(shape), classes)
     if resume is not None:
-        if items or roster or out:
+        if items or roster or out or keys:
             raise ConfigError(
-                "--resume goes on with a run, its study and its roster; drop the study, --roster and --out"
+                "--resume goes on with a run, its study and its roster; drop the study, --roster, --keys and --out"
             )
         if dry_run:
             raise ConfigError("--dry-run says what a new run would send; drop it, or --resume")
@@ -48,7 +49,7 @@ def serve_command(
     if dry_run:
         runs.print_server_plan(study, roster, sets)
         return
-    runs.serve_study(study, roster, sets, socket, out or free_run_folder(study), as_json)
+    runs.serve_study(study, roster, sets, socket, out or free_run_folder(study), as_json, keys)
 
 
 def join_command(
@@ -61,6 +62,14 @@ def join_command(
         str | None, typer.Option(help="This node's copy of the study's own model: my_file.py:Net.")
     ] = None,
     loss: Annotated[str | None, typer.Option(help="This node's copy of the study's own loss.")] = None,
+    secure: Annotated[bool, typer.Option("--secure", help="Join only studies with secure aggregation.")] = False,
+    keys: Annotated[Path | None, typer.Option(help="Everybody's public keys, as handed out; implies --secure.")] = None,
+    fewest: Annotated[
+        int, typer.Option(min=3, help="Honest clients that must be in every sum, whatever the study says.")
+    ] = 3,
+    colluding: Annotated[
+        int, typer.Option(min=0, help="Clients that may collude with the server, whatever the study says.")
+    ] = 0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave this machine, and stop.")] = False,
 ) -> None:
     """Join a federation: train on this machine's samples, and answer the server's letters.
@@ -69,13 +78,29 @@ def join_command(
     sparing join --data client-0.npz --state state --socket node.sock
     sparing join --data 0=a.npz --data 1=b.npz          several clients on one machine
     sparing join --data my_file.py:load --model my_file.py:Net
+    sparing join --data client-0.npz --keys keys.txt    the server must see sums alone
     """
     from sparing.cli import federation_runs as runs
 
     if dry_run:
         runs.print_node_plan(data or [], state)
         return
-    runs.join_federation(data or [], state, socket, model, loss, complain)
+    insists = runs.Insists(secure or keys is not None or fewest > 3 or colluding > 0, keys, fewest, colluding)
+    runs.join_federation(data or [], state, socket, model, loss, complain, insists)
+
+
+def keys_command(
+    client: Annotated[int, typer.Argument(min=0, help="The client's number in the roster.")],
+    state: Annotated[Path, typer.Option(help="The --state folder of its `sparing join`.")] = Path("state"),
+) -> None:
+    """Print a client's public keys, for the file of everybody's; its private ones are made at the first call.
+
+    \b
+    sparing keys 3 --state state >> keys.txt
+    """
+    from sparing.cli import federation_runs as runs
+
+    runs.print_public_keys(client, state, complain)
 
 
 flower_commands = typer.Typer(no_args_is_help=True, help="Flower as the carrier of letters; see docs/network.md.")

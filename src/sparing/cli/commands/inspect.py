@@ -36,12 +36,15 @@ def explain_command(
     model: Annotated[str, typer.Option(help="A model, as in a study's task.model.")] = "cnn",
     shape: Annotated[str, typer.Option(help="Shape of one sample.")] = "3x32x32",
     classes: Annotated[int, typer.Option(min=1, help="Number of classes, or vocabulary size.")] = 10,
+    secure: Annotated[bool, typer.Option("--secure", help="With secure aggregation, and its price.")] = False,
+    sample: Annotated[int, typer.Option(min=1, help="Clients a round, for --secure.")] = 10,
     as_json: AsJson = False,
 ) -> None:
     """Show what a method uploads, downloads, stores and costs, before anything runs.
 
     \b
     sparing explain psfed+int8
+    sparing explain '[{int8: {common: true}}]' --secure --sample 50
     sparing explain fedhm --model resnet34 --classes 100
     sparing explain '[{psfed: {fraction: 0.1}}]' --model resnet50 --shape 3x224x224 --classes 1000 --json
     """
@@ -56,10 +59,10 @@ def explain_command(
     from sparing.cli.explanation_text import print_explanation
     from sparing.runs.explanation import explain_method
 
-    found = explain_method(study.method, study.task.model, sides, classes)
+    found = explain_method(study.method, study.task.model, sides, classes, sample if secure else None)
     if as_json:
         sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
-        print_json({**found._asdict(), "sizes": sizes})
+        print_json({**found._asdict(), "sizes": sizes, "secure": found.secure and found.secure._asdict()})
     else:
         print_explanation(found, Console())
 
@@ -139,11 +142,11 @@ def check_command(
     from rich.console import Console
 
     from sparing.cli.data_and_cost import show_cost
-    from sparing.runs.cost import check_study
+    from sparing.runs.cost import check_study, cost_values
 
     cost = check_study(study)
     if as_json:
-        print_json(cost._asdict())
+        print_json(cost_values(cost))
     else:
         show_cost(cost, study.rounds, -(-study.rounds // study.evaluate.every), Console())
 

@@ -1,5 +1,8 @@
 """Datasets that need no download."""
 
+from functools import cache
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,10 +17,17 @@ def digits_tensors() -> tuple[Tensor, Tensor]:
     >>> x.shape, y.unique().tolist()
     (torch.Size([1797, 1, 8, 8]), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9])
     """
+    x, y = _read_digits()
+    return torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(y, dtype=torch.int64)
+
+
+@cache
+def _read_digits() -> tuple[np.ndarray, np.ndarray]:
+    """The file once; tensors are new each time, so that nobody can change another's."""
     from sklearn.datasets import load_digits  # takes a second to import, so only here
 
     x, y = load_digits(return_X_y=True)
-    return torch.tensor(x, dtype=torch.float32).view(-1, 1, 8, 8) / 16, torch.tensor(y, dtype=torch.int64)
+    return np.asarray(x), np.asarray(y)
 
 
 @register_dataset("digits")

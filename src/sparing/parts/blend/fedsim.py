@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
-from sparing.core.method import Arrival, Blended, Codec, Report, Step, Summary, View, Weigh
+from sparing.core.method import LOSSLESS, Arrival, Blended, Codec, Report, Step, Summary, Trait, View, Weigh
 from sparing.core.parcel import Parcel, Schema
 from sparing.core.reduce import Term, dots, total
 from sparing.core.tree import Layout, Masks, Tree, cleared, prefixed, under
@@ -39,8 +39,11 @@ class Similarity(NamedTuple):
     at: str = "server"
 
 
-def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity) -> Weigh:
-    """Weights by the cosine of models with the server's, or of updates with last round's mean update."""
+def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity, summed: bool = False) -> Weigh:
+    """Weights by the cosine of models with the server's, or of updates with last round's mean update.
+
+    `summed`: the server sees sums only. Clients weigh themselves, which they can by models alone.
+    """
     _refuse_settings(how)
     params = [name for name in layout.params if name not in home]
     counts = parameter_counts(layout, home)
@@ -63,6 +66,14 @@ def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity) -> W
         n_K = arrival.notes["n"].to(cos_K)
         return _similarity_weights(cos_K, n_K, how), {"cos": cos_K, "n": n_K}
 
+    def learn_from_sums(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
+        cos = blended.seen["cos"][0]
+
+        def numbers(cos: Tensor) -> dict[str, float]:
+            return {**counts, **({"weighted_similarity": float(cos)} if bool(cos == cos) else {})}
+
+        return state, Summary([cos], numbers)
+
     def learn(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Report]:
         _warn_of_nothing(blended, ctx, how)
         state, forgets = _renewed_reference(state, blended, ctx, how.q) if state else ({}, None)
@@ -74,7 +85,10 @@ def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity) -> W
         said = [blended.seen["cos"], blended.weight, *([] if forgets is None else [forgets])]
         return state, Summary(said, numbers)
 
-    return Weigh(of, lambda ctx: math.fsum(n**how.q for n in ctx.n.tolist()), init, learn, name="fedsim")
+    most = lambda ctx: math.fsum(n**how.q for n in ctx.n.tolist())  # noqa: E731
+    if summed and how.on == "weights":
+        return Weigh(of, most, init, learn_from_sums, name="fedsim", pooled={"cos": 1, "n": 1})
+    return Weigh(of, most, init, learn, name="fedsim")
 
 
 def _refuse_settings(how: Similarity) -> None:
@@ -177,7 +191,7 @@ def cosine_note_codec(layout: Layout, home: frozenset[str] = frozenset()) -> Cod
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         return expected._replace(notes=expected.notes | {NOTE: 1})
 
-    return Codec(encode, schema=schema, name="fedsim")
+    return Codec(encode, schema=schema, name="fedsim", effect=LOSSLESS._replace(traits=Trait.ADDS))
 
 
 def cosine_similarity(rows: Tree, start: Tree, reference: Tree, scope: Masks, ctx: Ctx) -> Tensor:

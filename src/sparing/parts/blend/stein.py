@@ -69,10 +69,15 @@ class SteinAim(NamedTuple):
     there: Tensor | None = None  # where it is defined: one boolean, or one an entry; None: everywhere
 
 
-def stein_step(layout: Layout, settings: SteinSettings) -> Step:
-    """Shrink every parameter tensor by its own c. During `warmup` rounds, and wherever c is not defined, X itself."""
+def stein_step(layout: Layout, settings: SteinSettings, summed: bool = False) -> Step:
+    """Shrink every parameter tensor by its own c. During `warmup` rounds, and wherever c is not defined, X itself.
+
+    `summed`: the server sees sums only, and clients tell |d_i|^2 in place of |d_i - m|^2.
+    """
     _refuse_settings_of_stein(settings)
     s, params = settings, layout.floats
+    if summed and s.target == "uniform":
+        raise MethodError("stein.target is uniform, a second mean that a secure sum does not have; use target: ema")
 
     def init(model: Tree, clients: int) -> Tree:
         return first_state({name: model[name] for name in params}, s)
@@ -86,11 +91,24 @@ def stein_step(layout: Layout, settings: SteinSettings) -> Step:
         inside = {name: both_masks(_mask_by_entry(aims[name].there), arrival.scope[name]) for name in names}
         return {"away": dots(target_differences(arrival.update, aims, inside), len(arrival.ctx.ids))[0]}
 
+    def watch_alone(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
+        """What a client can tell without m: |d_i|^2, `[K, layers]`, zero of layers that are not sent."""
+        if s.estimator == "literal":
+            return {}
+        names = [name for name in params if name in arrival.update]
+        square = torch.zeros(len(arrival.ctx.ids), len(params), dtype=torch.float64, device=arrival.ctx.device)
+        if names:
+            terms = [Term(arrival.update[name], mask=arrival.scope[name]) for name in names]
+            square[:, [params.index(name) for name in names]] = dots(terms, len(arrival.ctx.ids))[0]
+        return {"square": square}
+
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         _warn_of_no_effect(blended, ctx, s)
         names = [name for name in params if name in blended.update]
         which = best_betas(state, names, s)
         aims = this_rounds_targets(state, which, blended, s)
+        if summed and names and s.estimator != "literal":
+            blended = _seen_from_target(blended, aims, [params.index(name) for name in names])
         c, after = None, {"rounds": state["rounds"] + 1}
         if names and ctx.round > s.warmup and len(blended.weight) >= 2:
             c, noise = stein_coefficients(blended, aims, state, ctx, s)
@@ -99,7 +117,25 @@ def stein_step(layout: Layout, settings: SteinSettings) -> Step:
         update, followed = shrink_and_follow(state, names, blended, aims, c, s)
         return update, state | followed | after, _reported_coefficients(c, names, which, ctx, s)
 
+    if summed:
+        pooled = {} if s.estimator == "literal" else {"square": len(params)}
+        return Step(apply, init, watch_alone, name="stein", needs_mean=True, pooled=pooled)
     return Step(apply, init, watch, name="stein", needs_mean=True, uniform=s.target == "uniform")
+
+
+def _seen_from_target(blended: Blended, aims: dict[str, SteinAim], layers: list[int]) -> Blended:
+    """With sum w_i |d_i - m|^2 = sum w_i |d_i|^2 - 2 m X + |m|^2 in place of single distances, weights adding up to 1.
+
+    Where m is defined at some entries of a layer only, sums over all of it say nothing, and the layer stays as it is.
+    """
+    away = blended.seen["square"][:, layers].clone()
+    for i, (name, aim) in enumerate(aims.items()):
+        if aim.m is None:
+            continue
+        pair = dots([Term(aim.m, other=blended.update[name])], 1)
+        away[:, i] += pair[0, 0, 0] - 2 * pair[1, 0, 0]
+    partly = frozenset(name for name, aim in aims.items() if _mask_by_entry(aim.there) is not None)
+    return blended._replace(seen={"away": away}, apart=blended.apart | partly)
 
 
 def refuse_stein_twice(method: Method) -> None:

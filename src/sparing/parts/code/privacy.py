@@ -14,6 +14,7 @@ if the updates get z_u C with z_u = (z^-2 - (2 s)^-2)^(-1/2).
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -108,7 +109,41 @@ def local_noise_codec(bound: float, noise: float, words: Words = keyed_words) ->
         hidden = {"n": torch.ones_like(parcel.notes["n"]), "loss": torch.zeros_like(parcel.notes["loss"])}
         return Parcel(leaves, parcel.notes | hidden), state
 
-    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY))
+    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY | Trait.ADDS))
+
+
+def noise_share_codec(bound: float, noise: float, honest: Callable[[int], int], words: Words = keyed_words) -> Codec:
+    """Clip, and add one client's part of central noise: the parts of as many as `honest` of a cohort make all of it.
+
+    The loss is reported as zero: a sum of losses has no noise.
+    """
+
+    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
+        ctx = view.ctx
+        values, _ = clip_updates({name: x.value for name, x in parcel.leaves.items()}, _same_for_everyone(bound, ctx))
+        leaves, deviation_K = dict(parcel.leaves), _same_for_everyone(noise_share(bound, noise, honest, ctx), ctx)
+        for name, x in values.items():
+            value = (x.double() + drawn_noise(words, ctx, f"dp/{name}", x, deviation_K)).to(x.dtype)
+            leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
+        return Parcel(leaves, parcel.notes | {"loss": torch.zeros_like(parcel.notes["loss"])}), state
+
+    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY | Trait.ADDS))
+
+
+def noise_share(bound: float, noise: float, honest: Callable[[int], int], ctx: Ctx) -> float:
+    """The standard deviation of one client's part."""
+    return noise * bound / math.sqrt(honest(ctx.cohort))
+
+
+def summed_noise_step(bound: float, noise: float, honest: Callable[[int], int]) -> Step:
+    """The server's part of it: to say how much noise the sum has, which grows with those that arrive."""
+
+    def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
+        m = len(blended.ids)
+        deviation = noise_share(bound, noise, honest, ctx) * math.sqrt(m) / m
+        return blended.update, state, {"dp_clip": bound, "dp_noise": deviation}
+
+    return Step(apply, name=STAGE, needs_mean=True)
 
 
 def central_noise_step(bound: float, noise: float, adapt: Adapt | None = None, words: Words = keyed_words) -> Step:
@@ -201,7 +236,7 @@ def refuse_leaks(method: Method) -> None:
     _refuse_buffers(method)
     _refuse_values(method)
     _refuse_stages(method.up, method.privacy.mode)
-    if method.privacy.mode == "central":
+    if method.privacy.mode != "local":
         _refuse_server(method)
 
 

@@ -71,8 +71,11 @@ def topk_codec(layout: Layout, ratio: float, mode: str = "exact", over: str = "l
     return Codec(encode, schema=schema, name="topk", effect=SPARSIFIES._replace(refuses=FIXED | compares))
 
 
-def randk_codec(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
-    """Keep max(1, ceil(ratio * P)) entries drawn from (seed, round, client); `unbiased` scales them by P / k."""
+def randk_codec(layout: Layout, ratio: float, unbiased: bool = False, shared: bool = False) -> Codec:
+    """Keep max(1, ceil(ratio * P)) entries drawn from (seed, round, client), or with `shared` from (seed, round).
+
+    `unbiased` scales them by P / k.
+    """
     check_range("randk.ratio", ratio, 0, 1, open_low=True)
     if ratio == 1:
         return Codec(encode=lambda parcel, state, view: (parcel, state), name="randk")
@@ -98,8 +101,9 @@ def randk_codec(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
     def drawn(name: str, shape: tuple[int, ...], scope: Tensor | None, ctx: Ctx) -> tuple[Tensor, Tensor]:
         """The mask `[K, *shape]` within scope, and P / k for every client."""
         size = math.prod(shape)
-        words = hashes(ctx.keys(f"randk/{name}"), size)
+        words = hashes((ctx.common if shared else ctx).keys(f"randk/{name}"), size)
         if scope is not None:
+            words = words.expand(max(len(words), len(scope)), -1)
             inside = flat(scope.expand(len(words), *shape))
             words = words.masked_fill(~inside, torch.iinfo(torch.int64).max)
             size_K = inside.sum(dim=1)
@@ -111,8 +115,9 @@ def randk_codec(layout: Layout, ratio: float, unbiased: bool = False) -> Codec:
         mask = mask.reshape(len(words), *shape)
         return mask if scope is None else mask & scope, size_K / k_K.clamp(min=1)
 
-    amplifies = SPARSIFIES._replace(refuses=FIXED | Form.CODES, traits=Trait.AMPLIFIES)
-    return Codec(encode, schema=schema, name="randk", effect=amplifies if unbiased else SPARSIFIES)
+    traits = (Trait.AMPLIFIES if unbiased else Trait.NONE) | (Trait.ADDS if shared else Trait.NONE)
+    effect = SPARSIFIES._replace(traits=traits, refuses=FIXED | Form.CODES if unbiased else SPARSIFIES.refuses)
+    return Codec(encode, schema=schema, name="randk", effect=effect)
 
 
 Size = int | Tensor

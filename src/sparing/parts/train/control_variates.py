@@ -25,6 +25,7 @@ from sparing.core.method import (
     Wrap,
     by_samples,
     evenly,
+    nothing,
 )
 from sparing.core.parcel import Cut, Cuts, Parcel
 from sparing.core.reduce import total
@@ -103,7 +104,7 @@ def scale_control_variates_step(names: list[str], weights: str) -> Step:
         ours = {f"{name}.{SUFFIX}" for name in names}
         return {name: x * share if name in ours else x for name, x in blended.update.items()}, state, {}
 
-    return Step(apply, watch=watch, name="scaffold", needs_mean=True)
+    return Step(apply, watch=watch if weights == "samples" else nothing, name="scaffold", needs_mean=True)
 
 
 def refuse_unlike_means(method: Method) -> None:

@@ -1,16 +1,26 @@
-"""The byte ledger: round x client x direction, split into value, index, scale, header and notes."""
+"""The byte ledger: round x client x direction, split into value, index, scale, header and notes.
+
+Runs with secure aggregation have three columns more: keys, shares and unmask.
+"""
 
 from sparing.engines.engine import Outcome
+from sparing.secure_round.planned_sum import SECURE_KINDS
 
 BYTE_KINDS = ("value", "index", "scale", "header", "notes")
-LEDGER_HEADER = "round,client,direction," + ",".join(BYTE_KINDS) + "\n"
+ALL_BYTE_KINDS = (*BYTE_KINDS, *SECURE_KINDS)
+_KEYS = ("round", "client", "direction")
 
 
-def ledger_rows(t: int, outcome: Outcome) -> str:
-    """The rows of one round, ready to append to ledger.csv."""
-    lines = []
+def ledger_header(secure: bool = False) -> str:
+    return ",".join((*_KEYS, *(ALL_BYTE_KINDS if secure else BYTE_KINDS))) + "\n"
+
+
+def ledger_rows(t: int, outcome: Outcome, header: str = ledger_header()) -> str:
+    """The rows of one round, ready to append to a ledger.csv that begins with this header."""
+    lines, zeros = [], [0] * len(outcome.ids)
     for direction, kinds in (("down", outcome.down), ("up", outcome.up)):
-        columns = [kinds[kind].tolist() if kinds else [] for kind in BYTE_KINDS]
+        wanted = header.strip().split(",")[len(_KEYS) :]
+        columns = [kinds[kind].tolist() if kind in kinds else zeros for kind in wanted]
         for i, *cells in zip(outcome.ids.tolist(), *columns, strict=True):
             lines.append(f"{t},{i},{direction}," + ",".join(map(str, cells)) + "\n")
     return "".join(lines)

@@ -50,7 +50,7 @@ METRICS_FILE = "metrics.csv"
 PICTURES_FILE = "pictures.jsonl"
 _TABLE_HEADERS = {
     ROUNDS_FILE: ",".join(ROUND_COLUMNS) + "\n",
-    LEDGER_FILE: ledger.LEDGER_HEADER,
+    LEDGER_FILE: ledger.ledger_header(),
     CLIENTS_FILE: clients_header(),
     METRICS_FILE: METRICS_HEADER,
     PICTURES_FILE: "",
@@ -78,10 +78,11 @@ class RunFolder:
         self.lock.release()
 
     @classmethod
-    def create(cls, path: str | Path, device: str, ranked_by: str = "accuracy") -> "RunFolder":
+    def create(cls, path: str | Path, device: str, ranked_by: str = "accuracy", secure: bool = False) -> "RunFolder":
         """A new folder, not yet a run; one that already holds a run, or folders of runs, is left alone.
 
-        `ranked_by`: the metric that every client is measured by, beside accuracy, loss and auc.
+        `ranked_by`: the metric that every client is measured by, beside accuracy, loss and auc. `secure`: with columns
+        for secure aggregation in the ledger.
         """
         path = Path(path)
         _refuse_taken_folder(path)
@@ -94,7 +95,8 @@ class RunFolder:
             _refuse_taken_folder(path)  # once more, now that nobody else can change it
             with os_errors_as_checkpoint_error(path):
                 write_json(path / ENVIRONMENT_FILE, describe_environment(device))
-            for name, header in (_TABLE_HEADERS | {CLIENTS_FILE: clients_header(ranked_by)}).items():
+            own = {CLIENTS_FILE: clients_header(ranked_by), LEDGER_FILE: ledger.ledger_header(secure)}
+            for name, header in (_TABLE_HEADERS | own).items():
                 folder.tables[name].create(header)
             folder.beside[LOG_FILE].create()
             folder.beside[ENVIRONMENT_FILE].follow()
@@ -117,15 +119,15 @@ class RunFolder:
     def append(self, t: int, record: Record, outcome: Outcome, evaluation: Evaluation | None, views: str = "") -> None:
         self.lock.check()
         self.tables[ROUNDS_FILE].append(round_row(record))
-        self.tables[LEDGER_FILE].append(ledger.ledger_rows(t, outcome))
+        self.tables[LEDGER_FILE].append(ledger.ledger_rows(t, outcome, self._header(LEDGER_FILE)))
         self.tables[METRICS_FILE].append(metric_rows(record))
         self.tables[PICTURES_FILE].append(views)
         if evaluation:
-            self.tables[CLIENTS_FILE].append(client_rows(t, evaluation, self._clients_header()))
+            self.tables[CLIENTS_FILE].append(client_rows(t, evaluation, self._header(CLIENTS_FILE)))
 
-    def _clients_header(self) -> str:
+    def _header(self, table: str) -> str:
         """As the folder was made."""
-        with os_errors_as_checkpoint_error(self.path / CLIENTS_FILE), open(self.path / CLIENTS_FILE) as file:
+        with os_errors_as_checkpoint_error(self.path / table), open(self.path / table) as file:
             return file.readline()
 
     def save(

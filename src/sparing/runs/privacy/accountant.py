@@ -7,6 +7,8 @@ central   whoever sees every round's model, but not who took part in it. Each ro
           of n drawn without replacement from those present; where that bound is looser than no sampling at all, it is
           taken without sampling.
 local     whoever sees every upload and knows whose it is: no sampling. For the client that took part most often.
+summed    whoever sees every secure sum and knows of whom it is, so no sampling either: the noise of the honest clients
+          that are in every sum at least is as large as central noise.
 
 Both follow from the study and from what was released: a round that was released twice, with other values, counts
 twice (`runs/privacy/releases.py`).
@@ -36,6 +38,8 @@ _HOLDS_FOR = {
     "central": "holds for whoever sees the models but not ledger.csv, clients.csv or kept parcels, which name who took "
     "part, nor checkpoint, pictures, clock and log, which can tell",
     "local": "holds for whoever sees every upload and knows whose it is",
+    "summed": "holds for whoever sees every secure sum and knows who is in it, the server included, unless more "
+    "clients collude than secure.colluding says",
 }
 
 
@@ -67,7 +71,7 @@ def open_privacy_account(
     training = clients - (0 if fleet.held_out is None else len(fleet.held_out))
     delta = privacy.delta if privacy.delta is not None else max(training, 2) ** -1.1
 
-    history = (_participation_history if privacy.mode == "local" else _cohort_history)(
+    history = (_cohort_history if privacy.mode == "central" else _participation_history)(
         fleet, clients, count, seed, releases or Releases()
     )
     known: list[_CohortCounts] = []

@@ -1,0 +1,40 @@
+"""The public keys of a federation's clients, as the server passes them on. Whose they are, every node checks itself."""
+
+from sparing.core.errors import ConfigError, WireError
+from sparing.secure.long_term import KeyRoster, PublicKeys, read_key_roster
+from sparing.secure.primitives import KEY_BYTES
+
+
+class PublicKeyBook:
+    def __init__(self) -> None:
+        self.known: dict[int, PublicKeys] = {}
+        self.told: set[int] = set()  # clients that have confirmed everybody's keys
+
+    def add(self, client: int, body: bytes) -> None:
+        """What a client says are its keys when it joins; they never change in a run."""
+        if len(body) != 2 * KEY_BYTES:
+            raise WireError(f"client {client} sends {len(body)} bytes as its public keys, not {2 * KEY_BYTES}")
+        keys = PublicKeys(body[:KEY_BYTES], body[KEY_BYTES:])
+        if self.known.setdefault(client, keys) != keys:
+            raise ConfigError(
+                f"client {client} has other keys than those that everybody holds; restore its state folder, or start a "
+                "new run"
+            )
+
+    def use(self, roster: KeyRoster, clients: int) -> None:
+        """Go by a roster that the operator has handed out."""
+        missing = next((who for who in range(clients) if who not in roster), None)
+        if missing is not None:
+            raise ConfigError(f"the key roster has no keys of client {missing}; add its line, from `sparing keys`")
+        self.known = {who: roster[who] for who in range(clients)}
+
+    @property
+    def roster(self) -> KeyRoster:
+        return KeyRoster(self.known)
+
+    def text(self) -> str:
+        return self.roster.text()
+
+    def restore(self, text: str) -> None:
+        roster = read_key_roster(text)
+        self.known = {who: roster[who] for who in roster}

@@ -1,0 +1,135 @@
+"""Uploads summed under masks: the simulation's bits, ledger and clients, on or off, whoever drops out."""
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from net.federation import Federated, Simulated, same_states, study_with
+from sparing.core.errors import FederationError
+from sparing.net.letter import Kind, read_letter
+
+MLP = {"data": "digits", "clients": 6, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [12, 10]}}}
+STUDY = {"task": MLP, "rounds": 3, "sample": 4, "evaluate": {"every": 3}, "local": {"steps": 2, "lr": 0.05}}
+COMBINATIONS: list[Any] = [
+    ["fedavg"],
+    ["psfed"],
+    [{"psfed": {"selector": "gradient"}}, "personal"],
+    ["fedadam"],
+    ["scaffold"],
+    [{"randk": {"shared": True}}, "memory"],
+    [{"int8": {"common": True}}, "memory"],
+    ["psfed", {"int8": {"common": True}}, "memory"],
+    ["fedrep", {"int8": {"common": True, "stochastic": True}}],
+    [{"int8": {"common": True}}, "memory", {"broadcast": {"by": "ecsq"}}],
+]
+SUMS: list[Any] = [["fedsim"], ["pfedsim"], [{"stein": {"warmup": 1}}], [{"dp": {"noise": 0.1}}]]
+
+
+@pytest.mark.parametrize("method", COMBINATIONS, ids=str)
+def test_loopback_is_the_simulation_on_and_off(method: Any, tmp_path) -> None:
+    plain = Simulated(study_with(method, **STUDY), tmp_path / "plain")
+    check(method, tmp_path, plain.result.model_sha256)
+
+
+@pytest.mark.parametrize("method", SUMS, ids=str)
+def test_what_clients_sum_is_the_simulation(method: Any, tmp_path) -> None:
+    check(method, tmp_path)
+
+
+def check(method: Any, tmp_path, sha256: str | None = None, **other: Any) -> None:
+    study = study_with(method, **(STUDY | {"secure": True} | other))
+    alone = Simulated(study, tmp_path / "simulated")
+    federated = Federated(study, tmp_path / "federated")
+    result = federated.run()
+    assert result.model_sha256 == alone.result.model_sha256 == (sha256 or result.model_sha256)
+    assert federated.ledger == alone.ledger
+    assert same_states(federated, alone)
+    assert [row.train_loss for row in result.table] == [row.train_loss for row in alone.result.table]
+
+
+MOMENTS = {Kind.TRAIN: "prepare", Kind.PREPARE: "prepare", Kind.INTRODUCE: "upload", Kind.UNMASK: "unmask"}
+
+
+class Silent:
+    """Answers of some clients are lost at one moment of a round; `absent(round, client)` says at which."""
+
+    def __init__(self, federated: Federated, absent: Callable[[int, int], str | None]):
+        self.federated, self.absent = federated, absent
+        self.seen: list[tuple[int, int, Kind]] = []
+
+    def exchange(
+        self, letters: Iterator[tuple[int, bytes]], seconds: float, most: Callable[[int], int]
+    ) -> Generator[tuple[int, bytes], None, None]:
+        for who, data in letters:
+            letter = read_letter(data, 1 << 30)
+            self.seen.append((letter.round, who, letter.kind))
+            answer = self.federated.nodes[who].handle(data)
+            if MOMENTS.get(letter.kind) != (self.absent(letter.round, who) or "never"):
+                yield who, answer
+
+
+PATIENT = {"deadline": 60.0, "quorum": 0.5, "retries": 2}
+LARGE = STUDY | {"task": MLP | {"clients": 8}, "sample": 8, "secure": True, "network": PATIENT, "rounds": 4}
+
+
+@pytest.mark.parametrize("moment", ["prepare", "upload", "unmask"])
+@pytest.mark.parametrize("method", [["psfed"], [{"int8": {"common": True}}, "memory"], ["scaffold"]], ids=str)
+def test_a_drop_out_at_any_moment_leaves_the_bits_of_those_counted(method: Any, moment: str, tmp_path) -> None:
+    federated = Federated(study_with(method, **LARGE), tmp_path)
+    result = federated.run(Silent(federated, lambda t, who: moment if who == (t * 3) % 8 else None))
+    arrived = 8 if moment == "unmask" else 7
+    assert [row.clients for row in result.table] == [arrived] * 4
+    again = played_again(federated, method, tmp_path)
+    assert result.model_sha256 == again.result.model_sha256
+    assert same_states(federated, again)
+
+
+def played_again(federated: Federated, method: Any, tmp_path, **other: Any) -> Simulated:
+    """The simulator without masks, given who counted."""
+    plain = {key: value for key, value in LARGE.items() if key != "secure"}
+    record = {"fleet": {"arrived": str(federated.folder / "run")}}
+    return Simulated(study_with(method, **(plain | record | other)), tmp_path / "again")
+
+
+def test_too_few_uploads_are_asked_for_again_over_the_same_updates(tmp_path) -> None:
+    federated = Federated(study_with("psfed", **LARGE), tmp_path)
+    tries: dict[int, int] = {}
+
+    def absent(t: int, who: int) -> str | None:
+        lost = who < 4 and tries.setdefault(t, 0) == 0
+        return "upload" if lost else None
+
+    post = Silent(federated, absent)
+    plain = post.exchange
+
+    def counting(letters, seconds, most):
+        some = list(letters)
+        if some and read_letter(some[0][1], 1 << 30).kind == Kind.PREPARE:
+            tries[read_letter(some[0][1], 1 << 30).round] = 1
+        yield from plain(iter(some), seconds, most)
+
+    post.exchange = counting  # type: ignore[method-assign]
+    result = federated.run(post)
+    assert [row.clients for row in result.table] == [8] * 4
+    assert sum(kind == Kind.TRAIN for _, _, kind in post.seen) == 8 * 4  # nobody trains twice
+    assert sum(kind == Kind.PREPARE for _, _, kind in post.seen) == 8 * 4
+    assert result.model_sha256 == Simulated(study_with("psfed", **LARGE), tmp_path / "alone").result.model_sha256
+
+
+def test_a_round_that_cannot_be_unmasked_counts_for_nobody(tmp_path) -> None:
+    method = ["scaffold", {"randk": {"shared": True, "ratio": 0.5}}]
+    federated = Federated(study_with(method, **LARGE), tmp_path)
+    result = federated.run(Silent(federated, lambda t, who: "unmask" if t == 2 and who < 5 else None))
+    assert [row.clients for row in result.table] == [8, 0, 8, 8]
+    again = played_again(federated, method, tmp_path)
+    assert result.model_sha256 == again.result.model_sha256
+    assert same_states(federated, again)
+
+
+def test_too_few_in_every_attempt_stops_in_a_sentence(tmp_path) -> None:
+    federated = Federated(study_with("fedavg", **LARGE), tmp_path)
+    with pytest.raises(FederationError, match=r"round 2.*in 3 attempts. Nothing is lost"):
+        federated.run(Silent(federated, lambda t, who: "upload" if t == 2 and who < 5 else None))
+    result = federated.resume()
+    assert result.model_sha256 == Simulated(study_with("fedavg", **LARGE), tmp_path / "alone").result.model_sha256
