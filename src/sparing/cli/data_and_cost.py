@@ -99,7 +99,7 @@ def _secure_lines(cost: StudyCost) -> list[str]:
     )
     times = [cost.up_bytes / max(1, cost.open_up_bytes), cost.down_bytes / max(1, cost.open_down_bytes)]
     return [
-        f"a client sends {price.words:,} masked integers of {price.bits} bits, {size_text(price.up_values)}; {ups}",
+        f"a client sends {price.words:,} masked words of {price.bits} bits, {size_text(price.up_values)}; {ups}",
         f"and gets {downs}",
         f"{times[0]:.2f} times the upload and {times[1]:.2f} times the download without it",
         lost_text(price),

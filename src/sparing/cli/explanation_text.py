@@ -58,7 +58,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
     if e.secure is not None:
         console.print(f"\nwith secure aggregation of {e.secure.cohort:,} clients, 100 samples each:", highlight=False)
         console.print(_secure_table(e.secure, largest), highlight=False)
-        console.print(f"{e.secure.words:,} integers of {e.secure.bits} bits; {lost_text(e.secure)}", style="dim")
+        console.print(f"{e.secure.words:,} words of {e.secure.bits} bits; {lost_text(e.secure)}", style="dim")
     if any(size.other_parameters for size in e.sizes):
         console.print("\nif convolutions were factored as k x k down to that rank, then 1 x 1:", highlight=False)
         console.print(_other_cost_table(e), highlight=False)

@@ -2,7 +2,8 @@
 
 A value stands as its term of the exact fold, an integer below 2^53 (`core.fold.terms_on_grid`), or where a code has
 steps that are common to all, as the code times the client's weight. All words of a sum have as many bits as the largest
-sum needs; an integer with more is written in digits, one a word, and each digit adds up apart.
+sum needs. Of codes, whose sums lie within -h ... h, several stand in a word, as digits to the base 2 h + 1: then no
+part of a bit is lost. An integer with more bits than a word is written in digits, one a word, and each adds up apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from sparing.secure_round import fixed_point
 
 GRID_BITS = 53
 LARGEST_CODE = 127
+_WORD_BITS = 64
 LOSS, WEIGHT = "loss", "weight"
 """Numbers of the vector that no part of a method asks for."""
 
@@ -40,21 +42,37 @@ class SummedLeaf(NamedTuple):
         return prod(self.shape) if self.mask is None else int(self.mask.sum())
 
 
+class CodeDigits(NamedTuple):
+    """How codes stand in words: their sums as digits from -(base // 2) to base // 2."""
+
+    base: int = 1
+    per_word: int = 1
+
+    @property
+    def bits(self) -> int:
+        """Of a word that holds them."""
+        return (self.base**self.per_word - 1).bit_length()
+
+
 class SumLayout(NamedTuple):
     leaves: tuple[SummedLeaf, ...]
     numbers: tuple[tuple[str, int], ...]  # what else each client says, and how many numbers
     bits: int  # of a word
     digit: int  # bits of a digit, so that those of the whole cohort add up to a word
+    codes: CodeDigits = CodeDigits()
 
     @property
     def size(self) -> int:
         """Words of a vector."""
-        words = sum(leaf.size * self.words_of_leaf(leaf) for leaf in self.leaves)
-        return words + sum(count for _, count in self.numbers) * self.words(fixed_point.BITS)
+        return sum(map(prod, self._shapes()))
 
-    def words_of_leaf(self, leaf: SummedLeaf) -> int:
-        """For each of its values."""
-        return 1 if leaf.coded else self.words(GRID_BITS)
+    def _shapes(self) -> list[tuple[int, int]]:
+        """Of the words of every leaf and of every number."""
+        terms, numbers = self.words(GRID_BITS), self.words(fixed_point.BITS)
+        leaves = [
+            (1, -(-leaf.size // self.codes.per_word)) if leaf.coded else (terms, leaf.size) for leaf in self.leaves
+        ]
+        return [*leaves, *((numbers, count) for _, count in self.numbers)]
 
     def words(self, bits: int) -> int:
         """For an integer of so many bits."""
@@ -68,11 +86,9 @@ class SumLayout(NamedTuple):
         )
 
     def pieces(self, words: np.ndarray) -> Iterator[np.ndarray]:
-        """The words of each leaf `[words of a value, values]`, then those of each number `[words, count]`."""
+        """The words of each leaf, `[words of a value, values]` or of codes `[1, words]`, then of each number."""
         at = 0
-        shapes = [(self.words_of_leaf(leaf), leaf.size) for leaf in self.leaves]
-        shapes += [(self.words(fixed_point.BITS), count) for _, count in self.numbers]
-        for shape in shapes:
+        for shape in self._shapes():
             yield words[at : at + prod(shape)].reshape(shape)
             at += prod(shape)
 
@@ -86,12 +102,24 @@ def sum_layout(method: Method, sent: Parcel, total: float, ctx: Ctx) -> SumLayou
             raise MethodError(f"positions of {name!r} are chosen by the client, and do not add up; drop what does so")
         mask = None if spec.scope is None else spec.scope.expand(1, *spec.shape)[0].cpu()
         leaves.append(SummedLeaf(name, tuple(spec.shape), mask, spec.dtype == torch.int8))
-    bits = GRID_BITS
+    bits, codes = GRID_BITS, CodeDigits()
     if any(leaf.coded for leaf in leaves):
-        weights = ceil(total / power_above(total) / weight_unit(method, total))
-        bits = (LARGEST_CODE * weights).bit_length() + 1
+        codes = digits_of_codes(LARGEST_CODE * ceil(total / power_above(total) / weight_unit(method, total)))
+        bits = codes.bits
     numbers = tuple((name, count) for name, count in _numbers(method).items())
-    return SumLayout(tuple(leaves), numbers, bits, bits - (ctx.cohort - 1).bit_length())
+    return SumLayout(tuple(leaves), numbers, bits, bits - (ctx.cohort - 1).bit_length(), codes)
+
+
+def digits_of_codes(largest: int) -> CodeDigits:
+    """For sums of codes from -`largest` to `largest`: as many a word as take about the fewest bits.
+
+    >>> [(digits_of_codes(127 * weights), digits_of_codes(127 * weights).bits) for weights in (100, 10_000)]
+    [(CodeDigits(base=25401, per_word=4), 59), (CodeDigits(base=2540001, per_word=3), 64)]
+    """
+    ways = [CodeDigits(2 * largest + 1, n) for n in range(1, _WORD_BITS)]
+    fitting = [one for one in ways if one.bits <= _WORD_BITS]
+    fewest = min(one.bits / one.per_word for one in fitting)
+    return max(one for one in fitting if one.bits / one.per_word < 1.01 * fewest)
 
 
 def weight_unit(method: Method, total: float) -> float:
@@ -127,6 +155,26 @@ def with_sign(whole: np.ndarray, bits: int) -> np.ndarray:
     """Integers modulo 2^bits as int64 of which the upper half are negative."""
     above = 64 - bits
     return (whole.astype(np.uint64) << np.uint64(above)).view(np.int64) >> np.int64(above)
+
+
+def split_codes(values: np.ndarray, codes: CodeDigits) -> np.ndarray:
+    """Codes times a weight, int64 `[n]`, as words `[1, words]`, modulo 2^64."""
+    digits = np.zeros((codes.per_word, -(-len(values) // codes.per_word)), np.int64)
+    digits.reshape(-1)[: len(values)] = values
+    words = digits[-1].view(np.uint64)
+    for digit in digits[-2::-1]:
+        words = words * np.uint64(codes.base) + digit.view(np.uint64)
+    return words[None]
+
+
+def join_codes(words: np.ndarray, size: int, layout: SumLayout) -> np.ndarray:
+    """The sums of so many such codes, int64 `[size]`, from the sums of their words."""
+    base, per_word = layout.codes
+    rest, digits = (with_sign(words, layout.bits) + base**per_word // 2).view(np.uint64), list[np.ndarray]()
+    for _ in range(per_word - 1):
+        rest, digit = np.divmod(rest, base)
+        digits.append(digit)
+    return np.concatenate([*digits, rest])[:size].view(np.int64) - base // 2
 
 
 def split_number(value: int, layout: SumLayout) -> list[int]:

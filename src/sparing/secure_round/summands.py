@@ -29,12 +29,13 @@ from sparing.secure_round.sum_layout import (
     LOSS,
     WEIGHT,
     SumLayout,
+    join_codes,
     join_number,
     join_terms,
+    split_codes,
     split_number,
     split_terms,
     weight_unit,
-    with_sign,
 )
 
 
@@ -66,7 +67,7 @@ def client_vector(method: Method, sums: RoundSum, got: Parcel, up: Parcel, ctx: 
         terms = terms_on_grid(arrival.update[leaf.name].cpu(), share_K, sums.grid.limit(leaf.name).cpu())[0]
         whole = (terms if leaf.mask is None else terms[leaf.mask]).flatten() / steps[leaf.name]
         values = _as_integers(whole, leaf.name)
-        parts.append(values.view(np.uint64)[None] if leaf.coded else split_terms(values, layout))
+        parts.append(split_codes(values, layout.codes) if leaf.coded else split_terms(values, layout))
     share = float(share_K[0])
     said = {LOSS: [sample_weighed(int(ctx.n[0]), loss, LOSS)], WEIGHT: [weighed_fixed(share, 1.0, WEIGHT)]}
     said |= {name: [weighed_fixed(share, x, name) for x in row.reshape(-1).tolist()] for name, row in seen.items()}
@@ -85,7 +86,7 @@ def fold_sum(method: Method, sums: RoundSum, fold: Fold, words: np.ndarray, sent
     pieces, tensors = layout.pieces(words), dict[str, Tensor]()
     for leaf in layout.leaves:
         piece = next(pieces)
-        whole = with_sign(piece[0], layout.bits) if leaf.coded else join_terms(piece, layout)
+        whole = join_codes(piece[0], leaf.size, layout) if leaf.coded else join_terms(piece, layout)
         _refuse_beyond(whole, leaf.name, float(sums.grid.limit(leaf.name)) / steps[leaf.name], len(ctx.ids))
         values = torch.from_numpy(whole.astype(np.float64)) * steps[leaf.name]
         full = torch.zeros(leaf.shape, dtype=torch.float64)
