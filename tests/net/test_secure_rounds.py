@@ -1,5 +1,6 @@
 """Uploads summed under masks: the simulation's bits, ledger and clients, on or off, whoever drops out."""
 
+import json
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -122,6 +123,9 @@ def test_a_round_that_cannot_be_unmasked_counts_for_nobody(tmp_path) -> None:
     federated = Federated(study_with(method, **LARGE), tmp_path)
     result = federated.run(Silent(federated, lambda t, who: "unmask" if t == 2 and who < 5 else None))
     assert [row.clients for row in result.table] == [8, 0, 8, 8]
+    audit = [json.loads(line) for line in (tmp_path / "run" / "audit.jsonl").read_text().splitlines()]
+    assert [(one["round"], one["client"]) for one in audit] == [(2, None)], "nobody is blamed for it"
+    assert audit[0]["why"].startswith("the round counts for nobody: shares of ")
     again = played_again(federated, method, tmp_path)
     assert result.model_sha256 == again.result.model_sha256
     assert same_states(federated, again)

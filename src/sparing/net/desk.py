@@ -80,7 +80,7 @@ class Desk:
         self.watch, self.clock = watch, clock or Clock()
         self.waiting = Waiting(post, section, self.audit, self.clock)
         self.keys = PublicKeyBook()  # of clients, where uploads are summed under masks
-        self.kept_sum: Path | None = None  # where a sum is kept while it is unmasked
+        self.kept_sum_path: Path | None = None  # where a sum is kept while it is unmasked
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)
@@ -124,11 +124,7 @@ class Desk:
         with closing(self.post.exchange(hello(), seconds, lambda who: HEAD_BYTES + 4 * MOST_SENTENCE)) as answers:
             for who, data in answers:
                 try:
-                    letter = read_letter(data, 4 * MOST_SENTENCE)
-                    if letter.kind == Kind.REFUSED:
-                        raise WireError(f"refused by the node: {read_sentence(letter.body)}")
-                    if letter.kind != Kind.JOINED or (letter.run, letter.client) != (self.run, who):
-                        raise WireError("an answer to something else than this greeting")
+                    letter = self.joined_answer(data, who, "this greeting")
                     if self.job.secure:
                         self.keys.add(who, letter.body)
                     self.roster.joined(who, letter.n, self.section.most_samples)
@@ -144,12 +140,15 @@ class Desk:
         with closing(self.post.exchange(letters, seconds, lambda who: HEAD_BYTES + 4 * MOST_SENTENCE)) as answers:
             for who, data in answers:
                 with self.blaming(t, who):
-                    letter = read_letter(data, 4 * MOST_SENTENCE)
-                    if letter.kind == Kind.REFUSED:
-                        raise WireError(f"refused by the node: {read_sentence(letter.body)}")
-                    if letter.kind != Kind.JOINED or (letter.run, letter.client) != (self.run, who):
-                        raise WireError("an answer to something else than the keys of all")
-                    self.keys.told.add(who)
+                    self.joined_answer(data, who, "everybody's keys")
+                    self.keys.confirmed.add(who)
+
+    def joined_answer(self, data: bytes, who: int, asked: str) -> Letter:
+        """The answer JOINED of this client to what was asked, if it is one."""
+        letter = _accepted_letter(data, 4 * MOST_SENTENCE)
+        if letter.kind != Kind.JOINED or (letter.run, letter.client) != (self.run, who):
+            raise WireError(f"an answer to something else than {asked}")
+        return letter
 
     def samples_of(self, who: int) -> int:
         return self.roster.entries[who].samples or 0
@@ -226,15 +225,21 @@ class Desk:
 
     def checked(self, data: bytes, most: int, asked: Letter, kind: Kind) -> Letter:
         """The answer to this letter, if it is one: of this kind, or that the node needs everything first."""
-        letter = read_letter(data, most)
-        if letter.kind == Kind.REFUSED:
-            raise WireError(f"refused by the node: {read_sentence(letter.body)}")
+        letter = _accepted_letter(data, most)
         for name in ("run", "terms", "client", "round", "n", "first"):
             if getattr(letter, name) != getattr(asked, name):
                 raise WireError(f"an answer to another letter (its {name} differs); late, or somebody else's")
         if letter.kind not in (kind, Kind.NEED):
             raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for {kind.name}")
         return letter
+
+
+def _accepted_letter(data: bytes, most: int) -> Letter:
+    """What a node answers, unless it refuses."""
+    letter = read_letter(data, most)
+    if letter.kind == Kind.REFUSED:
+        raise WireError(f"refused by the node: {read_sentence(letter.body)}")
+    return letter
 
 
 def _longest_scores(who: int) -> int:

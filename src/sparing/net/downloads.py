@@ -16,13 +16,13 @@ from sparing.net.letter import HEAD_BYTES, Kind, Letter, write_letter
 from sparing.net.node import model_digest
 from sparing.wire.bound import most_bytes
 
-_MOST_ELSE = 4096
+MOST_ELSE = 4096
 """Bytes of an answer that is not what was asked for."""
-WriteHead = Callable[..., Letter]
+MakeLetter = Callable[..., Letter]
 
 
 class Asked(NamedTuple):
-    """One client of a round."""
+    """What one client of a round was asked."""
 
     ctx: Ctx
     server: Server  # as this client is to see it
@@ -31,10 +31,10 @@ class Asked(NamedTuple):
 
 
 class Downloads:
-    """Letters that ask the clients of a round to train; `head` writes all but their bodies."""
+    """Letters that ask the clients of a round to train; `letter` is that of the desk."""
 
-    def __init__(self, job: Job, server: Server, cohort: Ctx, head: WriteHead):
-        self.job, self.server, self.head = job, server, head
+    def __init__(self, job: Job, server: Server, cohort: Ctx, letter: MakeLetter):
+        self.job, self.server, self.letter = job, server, letter
         self.rows = {who: cohort.at(slice(k, k + 1)) for k, who in enumerate(cohort.ids.tolist())}
         self.lost: set[int] = set()  # clients that have lost their state
         self.asked: dict[int, Asked] = {}
@@ -50,8 +50,8 @@ class Downloads:
             body = before + write_download(server.past, down, ctx)
             sizes = download_kinds(server.past, down, ctx)[1]
             longest = most or most_bytes(schema_up(self.job.method, down, ctx))
-            self.asked[who] = Asked(ctx, server, sizes, HEAD_BYTES + max(longest, _MOST_ELSE))
-            yield who, write_letter(self.head(Kind.TRAIN, server, ctx, body, self.digest(down)))
+            self.asked[who] = Asked(ctx, server, sizes, HEAD_BYTES + max(longest, MOST_ELSE))
+            yield who, write_letter(self.letter(Kind.TRAIN, server, ctx, body, self.digest(down)))
 
     def seen_by(self, who: int) -> tuple[Ctx, Server]:
         """The round and the server as this client is to see them; one that has lost its state is met anew."""

@@ -1,4 +1,4 @@
-"""A masked sum on the server's disk, from before its first request to unmask leaves until the round is over."""
+"""A masked sum on the server's disk, from before its first request to unmask leaves until a later sum replaces it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,4 +47,4 @@ def read_kept_sum(path: Path) -> KeptSum | None:
         masked = np.frombuffer(data["masked"], word_type(terms.bits))
         return KeptSum(int(meta["round"]), terms, prepared, masked, set(meta["arrived"]), set(meta["lost"]))
     except (KeyError, ValueError, SecureError):
-        raise CheckpointError(f"{path} was altered; delete it, and its round counts for nobody") from None
+        raise CheckpointError(f"{path} was altered; restore it, or start a new run") from None

@@ -6,9 +6,11 @@ from sparing.secure.primitives import KEY_BYTES
 
 
 class PublicKeyBook:
+    """Grows as clients join; `roster` is what they are all sent."""
+
     def __init__(self) -> None:
         self.known: dict[int, PublicKeys] = {}
-        self.told: set[int] = set()  # clients that have confirmed everybody's keys
+        self.confirmed: set[int] = set()  # clients that hold everybody's keys
 
     def add(self, client: int, body: bytes) -> None:
         """What a client says are its keys when it joins; they never change in a run."""
@@ -36,5 +38,6 @@ class PublicKeyBook:
         return self.roster.text()
 
     def restore(self, text: str) -> None:
+        """Go on with the keys of a run that had begun."""
         roster = read_key_roster(text)
         self.known = {who: roster[who] for who in roster}

@@ -21,7 +21,7 @@ from sparing.core.fold import Collect, Fold
 from sparing.core.grid import Grid
 from sparing.core.round import Server, outgoing
 from sparing.engines.engine import TRAIN_LOSS, Sizes, Tally
-from sparing.net.downloads import Downloads
+from sparing.net.downloads import MOST_ELSE, Downloads
 from sparing.net.kept_sum import KeptSum, read_kept_sum, write_kept_sum
 from sparing.net.letter import HEAD_BYTES, Kind, write_letter
 from sparing.net.round_table import enough_of, quorum_of, said_of_missing
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from sparing.net.desk import Desk
 
 _ATTEMPT_BITS = 31
-_MOST_ELSE = 4096
 
 
 class SecureTable:
@@ -58,16 +57,15 @@ class SecureTable:
     def play(self) -> None:
         masked = self.restored() or self.masked_uploads()
         kept = KeptSum(self.t, masked.terms, masked.prepared, masked.masked, masked.arrived, self.downloads.lost)
-        masked.request(min(masked.arrived))
-        if self.desk.kept_sum is not None:
-            write_kept_sum(self.desk.kept_sum, kept)
+        if self.desk.kept_sum_path is not None:
+            write_kept_sum(self.desk.kept_sum_path, kept)
         fails = self.unmask(masked)
         self.remember(masked, fails)
         if fails:
-            self.desk.audit.refuse(self.t, min(masked.arrived), f"round {self.t} counts for nobody: {fails}")
+            self.desk.audit.note(self.t, f"the round counts for nobody: {fails}")
 
-    def terms(self) -> SumTerms:
-        """Of a new attempt; its number is random, so that none comes again after a restart."""
+    def new_attempt(self) -> SumTerms:
+        """The terms of one; its number is random, so that none comes again after a restart."""
         settings, layout = self.desk.job.secure, self.sums.layout
         assert settings is not None
         attempt = random_source.randbits(_ATTEMPT_BITS)
@@ -79,21 +77,20 @@ class SecureTable:
 
     def masked_uploads(self) -> MaskedSum:
         """Enough uploads to unmask their sum, in as many attempts as it takes."""
-        section, quorum = self.desk.section, 0
-        for attempt in range(section.retries + 1):
-            if attempt:
+        section = self.desk.section
+        quorum = quorum_of(enough_of(len(self.cohort.ids), section.over), section.quorum)
+        for i in range(section.retries + 1):
+            if i:
                 self.desk.clock.sleep(section.resend)
-            prepare = PrepareQuestion(self, self.terms())
+            prepare = PrepareQuestion(self, self.new_attempt())
             self.desk.waiting.ask(prepare)
             masked = MaskedSum(prepare.terms, prepare.prepared)
-            upload = UploadQuestion(self, masked)
-            self.desk.waiting.ask(upload)
-            quorum = quorum_of(enough_of(len(self.cohort.ids), section.over), section.quorum)
+            self.desk.waiting.ask(UploadQuestion(self, masked))
             why = masked.why_too_few()
             if not why and len(masked.arrived) >= quorum:
                 return masked
             self.remember(masked, why or f"{len(masked.arrived)} uploads, where {quorum} are needed (network.quorum)")
-            self.desk.audit.refuse(self.t, min(masked.prepared), f"asked again: {self.plans[-1].fails}")
+            self.desk.audit.note(self.t, f"an attempt failed: {self.plans[-1].fails}")
         raise FederationError(
             f"round {self.t}: {self.plans[-1].fails}, in {section.retries + 1} attempts. Nothing is lost: bring them "
             "back and resume"
@@ -120,7 +117,7 @@ class SecureTable:
 
     def restored(self) -> MaskedSum | None:
         """The sum of this round that was being unmasked when the server stopped."""
-        kept = read_kept_sum(self.desk.kept_sum) if self.desk.kept_sum is not None else None
+        kept = read_kept_sum(self.desk.kept_sum_path) if self.desk.kept_sum_path is not None else None
         if kept is None or kept.round != self.t or kept.terms.run != self.desk.run:
             return None
         masked = MaskedSum(kept.terms, kept.prepared)
@@ -138,12 +135,13 @@ class SecureTable:
             tally.add(ctx, lambda down=down: down, lambda up=up: up, torch.full((1,), math.nan), gone_K)
         return tally
 
-    def head(self, kind: Kind, who: int, body: bytes) -> bytes:
+    def letter_to(self, who: int, kind: Kind, body: bytes) -> bytes:
         """A letter of this round to one client, other than that with its download."""
         ctx, server = self.downloads.seen_by(who)
         return write_letter(self.desk.letter(kind, server, ctx, body))
 
-    def heard(self, who: int, data: bytes, most: int, asked: Kind, kind: Kind) -> tuple[Kind, bytes]:
+    def answer_of(self, who: int, data: bytes, most: int, asked: Kind, kind: Kind) -> tuple[Kind, bytes]:
+        """The kind and the body of an answer to a letter of the kind `asked`: this kind, or NEED."""
         ctx, server = self.downloads.seen_by(who)
         letter = self.desk.checked(data, most, self.desk.letter(asked, server, ctx), kind)
         return letter.kind, letter.body
@@ -160,7 +158,7 @@ class PrepareQuestion:
         section, cohort = table.desk.section, len(terms.cohort)
         self.enough = max(enough_of(cohort, section.over), terms.least)
         self.quorum = max(quorum_of(enough_of(cohort, section.over), section.quorum), terms.least)
-        self.most_bytes = max(SumLengths(terms).prepare, _MOST_ELSE)
+        self.most_bytes = max(SumLengths(terms).prepare, MOST_ELSE)
 
     def missing(self) -> list[int]:
         return [who for who in self.terms.cohort if who not in self.prepared]
@@ -169,7 +167,7 @@ class PrepareQuestion:
         table, notice = self.table, self.table.notice(self.terms)
         for who in clients:
             if who in table.trained:
-                yield who, table.head(Kind.PREPARE, who, write_sum_terms(self.terms))
+                yield who, table.letter_to(who, Kind.PREPARE, write_sum_terms(self.terms))
             else:
                 yield from table.downloads.letters([who], notice, self.most_bytes)
 
@@ -184,7 +182,7 @@ class PrepareQuestion:
     def take(self, who: int, data: bytes) -> bool:
         table, needy = self.table, False
         with table.desk.blaming(table.t, who):
-            kind, body = table.heard(who, data, self.most(who), Kind.TRAIN, Kind.PREPARED)
+            kind, body = table.answer_of(who, data, self.most(who), Kind.TRAIN, Kind.PREPARED)
             if kind == Kind.NEED and who in table.trained:
                 table.trained.discard(who)  # it is asked to train once more
             elif kind == Kind.NEED:
@@ -217,14 +215,14 @@ class UploadQuestion:
 
     def __init__(self, table: SecureTable, masked: MaskedSum):
         self.table, self.masked, self.out = table, masked, set[int]()
-        self.most_bytes = max(SumLengths(masked.terms).upload, _MOST_ELSE)
+        self.most_bytes = max(SumLengths(masked.terms).upload, MOST_ELSE)
 
     def missing(self) -> list[int]:
         return [who for who in self.masked.prepared if who not in self.masked.arrived | self.out]
 
     def letters(self, clients: list[int]) -> Iterator[tuple[int, bytes]]:
         for who in clients:
-            yield who, self.table.head(Kind.INTRODUCE, who, self.masked.introduction(who))
+            yield who, self.table.letter_to(who, Kind.INTRODUCE, self.masked.introduction(who))
 
     def most(self, who: int) -> int:
         return HEAD_BYTES + self.most_bytes
@@ -236,7 +234,7 @@ class UploadQuestion:
         table = self.table
         self.out.add(who)
         with table.desk.blaming(table.t, who):
-            kind, body = table.heard(who, data, self.most(who), Kind.INTRODUCE, Kind.UPLOAD)
+            kind, body = table.answer_of(who, data, self.most(who), Kind.INTRODUCE, Kind.UPLOAD)
             if kind == Kind.UPLOAD:
                 self.masked.add(who, body)
                 self.out.discard(who)
@@ -258,14 +256,14 @@ class UnmaskQuestion:
 
     def __init__(self, table: SecureTable, masked: MaskedSum):
         self.table, self.masked, self.out = table, masked, set[int]()
-        self.most_bytes = max(SumLengths(masked.terms).shares, _MOST_ELSE)
+        self.most_bytes = max(SumLengths(masked.terms).shares, MOST_ELSE)
 
     def missing(self) -> list[int]:
         return [who for who in self.masked.prepared if who not in self.masked.heard | self.out]
 
     def letters(self, clients: list[int]) -> Iterator[tuple[int, bytes]]:
         for who in clients:
-            yield who, self.table.head(Kind.UNMASK, who, self.masked.request(who))
+            yield who, self.table.letter_to(who, Kind.UNMASK, self.masked.request(who))
 
     def most(self, who: int) -> int:
         return HEAD_BYTES + self.most_bytes
@@ -277,7 +275,7 @@ class UnmaskQuestion:
         table = self.table
         self.out.add(who)
         with table.desk.blaming(table.t, who):
-            kind, body = table.heard(who, data, self.most(who), Kind.UNMASK, Kind.SHARES)
+            kind, body = table.answer_of(who, data, self.most(who), Kind.UNMASK, Kind.SHARES)
             if kind == Kind.SHARES:
                 self.masked.hear(who, body)
                 self.out.discard(who)

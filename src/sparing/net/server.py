@@ -96,7 +96,7 @@ def start_federation(
         if folder is not None:
             _write_federation(folder.path, run, roster, sets, desk.keys.text() if job.secure else "")
             desk.audit.path = folder.path / AUDIT_FILE
-            desk.kept_sum = folder.path / KEPT_SUM_FILE
+            desk.kept_sum_path = folder.path / KEPT_SUM_FILE
         desk.job = _with_capacity(job, roster)
         return desk
 
@@ -119,7 +119,7 @@ def resume_federation(
         terms = terms_of(study, job, sets.shape, sets.classes, folder / CODE_FOLDER).to_bytes()
         desk = _desk(_with_capacity(job, roster), carried, roster, study, run, terms, Secret(key) if key else None)
         desk.audit.path = folder / AUDIT_FILE
-        desk.kept_sum = folder / KEPT_SUM_FILE
+        desk.kept_sum_path = folder / KEPT_SUM_FILE
         desk.keys.restore(held.keys)
         return desk
 
@@ -162,9 +162,9 @@ def _agree_on_keys(desk: Desk, carried: Carried) -> None:
     """Wait until everybody has everybody's public keys."""
     pause, reasons = desk.section.resend, desk.audit.reasons
     carried.tell(f"key roster {desk.keys.roster.fingerprint}: every node shows the same")
-    while missing := [who for who in range(len(desk.roster)) if who not in desk.keys.told]:
+    while missing := [who for who in range(len(desk.roster)) if who not in desk.keys.confirmed]:
         desk.share_keys(missing, pause)
-        if missing := [who for who in missing if who not in desk.keys.told]:
+        if missing := [who for who in missing if who not in desk.keys.confirmed]:
             why = next((f"; client {who}: {reasons[who]}" for who in missing if who in reasons), "")
             carried.tell(f"waiting for {len(missing)} clients to accept everybody's keys{why}")
             desk.clock.sleep(min(pause, 5.0))
