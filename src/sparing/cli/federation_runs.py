@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -170,18 +169,11 @@ def _sizes_of_letters(study: Study, sets: ServerSets) -> list[str]:
 # ----------------------------------------------------------------------------------------------------------- the node
 
 
-class Insists(NamedTuple):
-    """What a node wants of secure aggregation, whatever the server says."""
-
-    secure: bool = False
-    keys: Path | None = None
-    fewest: int = NodePolicy().clients
-    colluding: int = 0
-
-    @property
-    def rules(self) -> SumRules:
-        handed_out = None if self.keys is None else read_keys_file(self.keys)
-        return SumRules(self.secure, NodePolicy(self.fewest, self.colluding), handed_out)
+def typed_sum_rules(secure: bool, keys: Path | None, fewest: int, colluding: int) -> SumRules:
+    """What a node insists on: each of --keys, --fewest and --colluding implies --secure."""
+    policy = NodePolicy(fewest, colluding)
+    handed_out = None if keys is None else read_keys_file(keys)
+    return SumRules(secure or keys is not None or policy != NodePolicy(), policy, handed_out)
 
 
 def join_federation(
@@ -191,11 +183,11 @@ def join_federation(
     model: str | None,
     loss: str | None,
     tell: Callable[[str], None],
-    insists: Insists = Insists(),
+    rules: SumRules,
 ) -> None:
     """Answer letters until somebody stops the process."""
     own = OwnCode(model=_typed_code(model), loss=_typed_code(loss))
-    holdings, rules = load_holdings(data), insists.rules
+    holdings = load_holdings(data)
     store, door, stopped = Store(state), listen(socket), threading.Event()
     node = Node(store, holdings, own, tell, rules=rules)
     for name, held in holdings.items():
@@ -239,7 +231,7 @@ def print_node_plan(data: Sequence[str], state: Path) -> None:
             "`secure: true`, both under masks, so that the server sees sums over clients alone",
         ),
         ("if the server asks", "sums of hits and losses on the test samples, and their number"),
-        ("kept in", f"{state}: state between rounds, the last upload, a secret for noise"),
+        ("kept in", f"{state}: state between rounds, the last upload, a secret for noise, keys for secure aggregation"),
     ]
     for when, what in told:
         console.print(f"{when}: {what}", highlight=False)

@@ -219,28 +219,34 @@ class Node:
         return letter.answer(Kind.JOINED)
 
     def take_part_in_sum(self, letter: Letter, kept: Kept) -> Letter:
-        """Train under a notice of the sum, or take the next step of one."""
+        """Answer a letter about the sum of a round."""
         sums = self.sums_of(kept)
         if sums.roster(letter.run) is None:
             return letter.answer(Kind.NEED)
-        if letter.kind == Kind.INTRODUCE:
-            vector = self.vector_of(letter, kept)
-            return letter.answer(Kind.UPLOAD, sums.upload(letter.run, letter.round, letter.body, vector))
-        if letter.kind == Kind.UNMASK:
-            return letter.answer(Kind.SHARES, sums.unmask(letter.run, letter.round, letter.body))
+        if letter.kind == Kind.TRAIN:
+            return self.train_for_sum(letter, kept)
         if letter.kind == Kind.PREPARE:
             if kept.pending is None or kept.pending.round != letter.round:
                 return letter.answer(Kind.NEED)
-            terms = read_sum_terms(letter.body)
-        else:
-            notice, download = read_notice(letter.body)
-            terms = notice.terms
-            alike = letter._replace(body=write_notice(notice._replace(terms=terms._replace(attempt=0))) + download)
-            trained = self.train(letter, kept, digest_of(write_letter(alike)))
-            if trained.kind == Kind.NEED:
-                return trained
-        self.check_terms(letter, self.kept[kept.client], terms)
-        return letter.answer(Kind.PREPARED, sums.prepare(terms))
+            return self.prepare_sum(letter, kept, read_sum_terms(letter.body))
+        if letter.kind == Kind.INTRODUCE:
+            vector = self.vector_of(letter, kept)
+            return letter.answer(Kind.UPLOAD, sums.upload(letter.run, letter.round, letter.body, vector))
+        return letter.answer(Kind.SHARES, sums.unmask(letter.run, letter.round, letter.body))
+
+    def train_for_sum(self, letter: Letter, kept: Kept) -> Letter:
+        """Train, unless that was done in an earlier attempt, and agree to the terms of this one."""
+        notice, download = read_notice(letter.body)
+        of_any_attempt = notice._replace(terms=notice.terms._replace(attempt=0))
+        alike = letter._replace(body=write_notice(of_any_attempt) + download)  # letters of all attempts have one digest
+        trained = self.train(letter, kept, digest_of(write_letter(alike)))
+        if trained.kind == Kind.NEED:
+            return trained
+        return self.prepare_sum(letter, self.kept[kept.client], notice.terms)
+
+    def prepare_sum(self, letter: Letter, kept: Kept, terms: SumTerms) -> Letter:
+        self.check_terms(letter, kept, terms)
+        return letter.answer(Kind.PREPARED, self.sums_of(kept).prepare(terms))
 
     def check_terms(self, letter: Letter, kept: Kept, terms: SumTerms) -> None:
         """The terms must be those that follow from the study for this cohort, whatever the server would like."""
@@ -251,18 +257,17 @@ class Node:
         expected = settings.terms(terms.run, terms.round, terms.attempt, terms.cohort, terms.size, terms.bits)
         if terms != expected:
             raise SecureError(f"the terms of the sum of round {letter.round} are not those of the study")
-        self.vector_of(letter, kept, terms)
-
-    def vector_of(self, letter: Letter, kept: Kept, terms: SumTerms | None = None) -> np.ndarray:
-        """The update of this round that the client has kept, unmasked."""
-        if kept.pending is None or kept.pending.round != letter.round:
-            raise SecureError(f"client {kept.client} has no update of round {letter.round}; ask it to train")
-        vector = read_vector(kept.pending.upload)
-        if terms is not None and (len(vector), vector.dtype) != (terms.size, word_type(terms.bits)):
+        vector = self.vector_of(letter, kept)
+        if (len(vector), vector.dtype) != (terms.size, word_type(terms.bits)):
             raise SecureError(
                 f"a sum of {terms.size} values of {terms.bits} bits, where client {kept.client} has {len(vector)}"
             )
-        return vector
+
+    def vector_of(self, letter: Letter, kept: Kept) -> np.ndarray:
+        """The update of this round that the client has kept, unmasked."""
+        if kept.pending is None or kept.pending.round != letter.round:
+            raise SecureError(f"client {kept.client} has no update of round {letter.round}; ask it to train")
+        return read_vector(kept.pending.upload)
 
     # ------------------------------------------------------------------------------------------------------ training
 

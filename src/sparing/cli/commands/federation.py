@@ -85,8 +85,8 @@ def join_command(
     if dry_run:
         runs.print_node_plan(data or [], state)
         return
-    insists = runs.Insists(secure or keys is not None or fewest > 3 or colluding > 0, keys, fewest, colluding)
-    runs.join_federation(data or [], state, socket, model, loss, complain, insists)
+    rules = runs.typed_sum_rules(secure, keys, fewest, colluding)
+    runs.join_federation(data or [], state, socket, model, loss, complain, rules)
 
 
 def keys_command(
