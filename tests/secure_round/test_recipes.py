@@ -18,6 +18,12 @@ OPTIONS: dict[str, Any] = {
 BEFORE = {"tight": ["int8"], "memory": [{"int8": {"common": True}}]}  # what a recipe needs before it
 CONVOLUTIONS = {"fedscr", "fedhm"}
 NOISE_OF_ITS_OWN = {"dp"}  # from clients with masks, from the server without
+FITS = {
+    *("broadcast", "ditto", "dp", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbabu", "fedper", "fedprox"),
+    *("fedrep", "fedsim", "fedyogi", "finetune", "lg-fedavg", "local", "memory", "personal", "pfedsim", "prune"),
+    *("psfed", "scaffold", "sr-fedavg", "stein"),
+}
+"""As docs/secure.md says."""
 
 
 @pytest.mark.parametrize("name", sorted(known_recipes()))
@@ -26,10 +32,12 @@ def test_a_recipe_obeys_the_law_or_names_another(name, tmp_path):
     try:
         runs = play(method, tmp_path, task, secret=bytes(range(32)))
     except MethodError as error:
+        assert name not in FITS
         why, fix = str(error).split("; ", 1)
         assert why.startswith("secure: the server sees sums only, but")
         assert any(word in fix for word in ("use {", "drop", "let all", "set ")), fix
         return
+    assert name in FITS
     assert runs.debug.model_sha256 == runs.vector.model_sha256
     assert runs.ledger("debug") == runs.ledger("vector")
     assert (runs.open.model_sha256 == runs.debug.model_sha256) is (name not in NOISE_OF_ITS_OWN)

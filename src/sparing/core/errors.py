@@ -64,6 +64,11 @@ class SecureError(SparingError):
     pass
 
 
+def unsummable(why: str) -> MethodError:
+    """A method that secure aggregation cannot sum; `why` ends with what to use in its place."""
+    return MethodError(f"secure: the server sees sums only, but {why}")
+
+
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """The closest known name as a hint, or what there is to choose from.
 

@@ -106,7 +106,7 @@ class Trait(Flag):
     REMEMBERS = auto()  # keeps a memory of its own
     AMPLIFIES = auto()  # scales values up, so that their mean is right
     NOISY = auto()  # its error can be larger than what it was given
-    ADDS = auto()  # positions and steps are the same for all clients, so that what they write adds up under masks
+    SUMMABLE = auto()  # positions and steps are the same for all clients, so that what they write adds up under masks
 
 
 FIXED = Form.BASIS | Form.SUMS | Form.WRITTEN

@@ -72,5 +72,4 @@ def _noise_by_clients(method: Method, clip: float, noise: float, adaptive: bool,
     step = privacy.summed_noise_step(clip, noise, method.summed.honest)
     codec = privacy.noise_share_codec(clip, noise, method.summed.honest, words)
     blend = blend._replace(weigh=weigh, steps=(step, *blend.steps))
-    privacy_now = method.privacy._replace(mode="summed")
-    return method._replace(up=(*method.up, codec), blend=blend, privacy=privacy_now)
+    return method._replace(up=(*method.up, codec), blend=blend, privacy=method.privacy._replace(mode="summed"))

@@ -10,10 +10,8 @@ def int8(stochastic: bool = False, common: bool = False) -> Recipe:
     def apply(method: Method) -> Method:
         if not common:
             return method._replace(up=(*method.up, quantisers.uniform_codec(method.layout, 8, stochastic)))
-        codec, step = (
-            common_steps.common_steps_codec(method.layout, stochastic),
-            common_steps.common_steps_step(method.layout),
-        )
+        codec = common_steps.common_steps_codec(method.layout, stochastic)
+        step = common_steps.common_steps_step(method.layout)
         blend = method.blend._replace(steps=(step, *method.blend.steps))
         return method._replace(up=(*method.up, codec), blend=blend)
 

@@ -1,7 +1,7 @@
 from typing import Literal
 
 from sparing.core.compose import join_shares_beside, weighed_by, with_rule
-from sparing.core.errors import MethodError
+from sparing.core.errors import MethodError, unsummable
 from sparing.core.method import Method, Recipe, evenly
 from sparing.core.registry import recipe
 from sparing.core.tree import Layout, Tree, with_extra
@@ -13,6 +13,11 @@ def scaffold(weights: Literal["uniform", "samples"] = "uniform") -> Recipe:
     """Correct client drift by control variates in every local step; doubles upload and download."""
 
     def apply(method: Method) -> Method:
+        if weights == "samples" and method.summed is not None:
+            raise unsummable(
+                "scaffold counts the samples of those who arrive; let it weigh clients alike: {scaffold: {weights: "
+                "uniform}}"
+            )
         method = weighed_by(method, evenly) if weights == "uniform" else method
         if any(phase.correct for phase in method.local.phases):
             raise MethodError("scaffold stands twice in the method; drop one")

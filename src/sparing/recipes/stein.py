@@ -25,11 +25,10 @@ def stein(
     settings = SteinSettings(beta, warmup, target, beta_role, estimator, population, learn_beta, only)
 
     def apply(method: Method) -> Method:
-        step = shrinkage(
-            method.layout, settings, method.summed is not None
-        )  # it looks at what arrived, so it comes before the other steps
+        step = shrinkage(method.layout, settings, method.summed is not None)
         method = with_rule(method, refuse_stein_twice)
-        return method._replace(blend=method.blend._replace(steps=(step, *method.blend.steps)))
+        steps = (step, *method.blend.steps)  # it looks at what arrived, so it comes before the other steps
+        return method._replace(blend=method.blend._replace(steps=steps))
 
     return apply
 

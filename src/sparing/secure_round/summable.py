@@ -1,9 +1,13 @@
-"""Which methods add up under masks, and what to use in place of those that do not."""
+"""Which methods add up under masks, and what to use in place of those that do not.
+
+These rules go by what parts declare. A part that can do with sums in another of its forms says so itself, where
+`Method.summed` is set.
+"""
 
 import torch
 
 from sparing.core.context import context
-from sparing.core.errors import MethodError
+from sparing.core.errors import unsummable
 from sparing.core.method import Codec, Form, Method, Trait
 from sparing.core.round import first_server, outgoing
 from sparing.core.tree import Tree
@@ -24,36 +28,25 @@ _MADE_UP = 8
 def refuse_unsummable(method: Method, initial: Tree) -> None:
     """Raise a MethodError, with the nearest method that adds up, where the server must see single updates."""
     blend = method.blend
-    if blend.collect is not None:
-        raise _unsummable(
-            "the robust blend compares single updates; drop it: clients can clip their own, by local.clip or dp"
-        )
-    if blend.lenient:
-        raise _unsummable("norm-bound looks at every update; drop it: clients can clip their own, by local.clip or dp")
+    if blend.collect is not None or blend.lenient:
+        raise unsummable("the blend judges single updates; drop it: clients can clip their own, by local.clip or dp")
     if method.fit is not None:
-        raise _unsummable("clients have models of different sizes; drop what resizes them, such as fedhm or heterofl")
+        raise unsummable("clients have models of different sizes; drop the recipe that resizes them")
     for codec in method.up:
-        if Trait.ADDS not in codec.effect.traits:
-            raise _unsummable(f"{codec.name!r} {_why_not(codec)}")
+        if Trait.SUMMABLE not in codec.effect.traits:
+            raise unsummable(f"{codec.name!r} {_why_not(codec)}")
     if blend.weigh.looks and blend.weigh.pooled is None:
-        raise _unsummable(f"{blend.weigh.name!r} weighs single updates; drop it, or with fedsim set `on: weights`")
+        raise unsummable(f"{blend.weigh.name!r} weighs single updates; drop it")
     for step in blend.steps:
         if step.pooled is None and step.looks:
-            raise _unsummable(f"{step.name!r} looks at single updates; {_STEPS_INSTEAD.get(step.name, 'drop it')}")
+            raise unsummable(f"{step.name!r} looks at single updates; drop it")
         if step.serving is not None and not step.serving.notes:
-            raise _unsummable(f"{step.name!r} serves every client a model of its own; use fedsim, or personal layers")
+            raise unsummable(f"{step.name!r} serves every client a model of its own; use fedsim, or personal layers")
     if method.share.values:
-        raise _unsummable(f"{min(method.share.values)!r} goes up as it is, to be compared on the server; drop that")
+        raise unsummable(f"{min(method.share.values)!r} goes up as it is, to be compared on the server; drop that")
     if blend.meters:
-        raise _unsummable("a part of the method measures single uploads; drop it")
+        raise unsummable("a part of the method measures single uploads; drop it")
     _refuse_different_positions(method, initial)
-
-
-_STEPS_INSTEAD = {
-    "scaffold": "let it weigh clients alike: {scaffold: {weights: uniform}}",
-    "pfedsim": "use its mode: seed",
-    "agreement": "with fedsim set `on: weights`",
-}
 
 
 def _why_not(codec: Codec) -> str:
@@ -61,10 +54,6 @@ def _why_not(codec: Codec) -> str:
         (why for form, why in _INSTEAD.items() if form & codec.effect.gives),
         "does not add up; drop it: masks hide what a client sends",
     )
-
-
-def _unsummable(why: str) -> MethodError:
-    return MethodError(f"secure: the server sees sums only, but {why}")
 
 
 def _refuse_different_positions(method: Method, initial: Tree) -> None:
@@ -75,7 +64,7 @@ def _refuse_different_positions(method: Method, initial: Tree) -> None:
         alone = [ctx.at(slice(k, k + 1)) for k in range(2)]
         one, other = (sum_layout(method, outgoing(method, server, each), 2.0, each) for each in alone)
         if not one.is_same(other):
-            raise _unsummable(
+            raise unsummable(
                 "clients share different positions; let all share the same: psfed without per_client, or "
                 "{randk: {shared: true}}"
             )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
-from sparing.core.errors import ConfigError, check_range
+from sparing.core.errors import ConfigError, check_range, unsummable
 from sparing.core.method import LOSSLESS, Arrival, Blended, Codec, Report, Step, Summary, Trait, View, Weigh
 from sparing.core.parcel import Parcel, Schema
 from sparing.core.reduce import Term, dots, total
@@ -45,6 +45,8 @@ def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity, summ
     `summed`: the server sees sums only. Clients weigh themselves, which they can by models alone.
     """
     _refuse_settings(how)
+    if summed and how.on == "updates":
+        raise unsummable("fedsim compares single updates with the last mean one; with fedsim set `on: weights`")
     params = [name for name in layout.params if name not in home]
     counts = parameter_counts(layout, home)
 
@@ -85,9 +87,11 @@ def similarity_weigh(layout: Layout, home: frozenset[str], how: Similarity, summ
         said = [blended.seen["cos"], blended.weight, *([] if forgets is None else [forgets])]
         return state, Summary(said, numbers)
 
-    most = lambda ctx: math.fsum(n**how.q for n in ctx.n.tolist())  # noqa: E731
-    if summed and how.on == "weights":
-        return Weigh(of, most, init, learn_from_sums, name="fedsim", pooled={"cos": 1, "n": 1})
+    def most(ctx: Ctx) -> float:
+        return math.fsum(n**how.q for n in ctx.n.tolist())
+
+    if summed:
+        return Weigh(of, most, init, learn_from_sums, name="fedsim", pooled={"cos": 1})
     return Weigh(of, most, init, learn, name="fedsim")
 
 
@@ -191,7 +195,7 @@ def cosine_note_codec(layout: Layout, home: frozenset[str] = frozenset()) -> Cod
     def schema(expected: Schema, ctx: Ctx) -> Schema:
         return expected._replace(notes=expected.notes | {NOTE: 1})
 
-    return Codec(encode, schema=schema, name="fedsim", effect=LOSSLESS._replace(traits=Trait.ADDS))
+    return Codec(encode, schema=schema, name="fedsim", effect=LOSSLESS._replace(traits=Trait.SUMMABLE))
 
 
 def cosine_similarity(rows: Tree, start: Tree, reference: Tree, scope: Masks, ctx: Ctx) -> Tensor:

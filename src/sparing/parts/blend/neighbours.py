@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
-from sparing.core.errors import MethodError, check_range
+from sparing.core.errors import MethodError, check_range, unsummable
 from sparing.core.method import Arrival, Blended, Method, Report, Rows, Rule, Serving, Share, Step, by_samples
 from sparing.core.parcel import Cut, Cuts
 from sparing.core.reduce import total
@@ -136,6 +136,8 @@ def refuse_unpublished(head: str, home: frozenset[str]) -> Rule:
 
     def rule(method: Method) -> None:
         share, weigh = method.share, method.blend.weigh
+        if method.summed is not None:
+            raise unsummable("pfedsim's published form compares the heads of single clients; use its mode: seed")
         if head in share.private:
             raise MethodError(
                 f"pfedsim's published form compares {head!r} of the clients, but another part of the method keeps it "

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
-from sparing.core.errors import ConfigError, MethodError, check_range
+from sparing.core.errors import ConfigError, MethodError, check_range, unsummable
 from sparing.core.method import Arrival, Blended, Method, Report, Step, Summary
 from sparing.core.operation import operation
 from sparing.core.ops import constants
@@ -77,7 +77,7 @@ def stein_step(layout: Layout, settings: SteinSettings, summed: bool = False) ->
     _refuse_settings_of_stein(settings)
     s, params = settings, layout.floats
     if summed and s.target == "uniform":
-        raise MethodError("stein.target is uniform, a second mean that a secure sum does not have; use target: ema")
+        raise unsummable("stein's target: uniform is a second mean, which they do not give; use target: ema")
 
     def init(model: Tree, clients: int) -> Tree:
         return first_state({name: model[name] for name in params}, s)

@@ -24,9 +24,9 @@ from sparing.core.tree import Layout, Tree, column, flat
 
 STEPS, SIZES = "steps", "sizes"
 """Notes: the exponents of the steps, down, and of the updates' sizes, up; one for each floating tensor."""
-_BITS, _LARGEST = 8, 127
-_CODED = _BITS - 1
-_FLATTEST, _STEEPEST = -100, 100
+_BITS, _LARGEST_CODE = 8, 127
+_MAGNITUDE_BITS = _BITS - 1  # a code without its sign
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -100, 100
 
 
 def steps_in(notes: Mapping[str, Tensor], layout: Layout) -> dict[str, float]:
@@ -41,7 +41,7 @@ def common_steps_codec(layout: Layout, stochastic: bool = False) -> Codec:
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         exponents = view.notes[STEPS].to(torch.float64)  # [K, tensors]
-        leaves, sizes = dict(parcel.leaves), exponents + _CODED - 1  # of what is not sent: as the step says
+        leaves, sizes = dict(parcel.leaves), exponents + _MAGNITUDE_BITS - 1  # of what is not sent: as the step says
         for i, name in enumerate(names):
             if name not in leaves:
                 continue
@@ -51,7 +51,7 @@ def common_steps_codec(layout: Layout, stochastic: bool = False) -> Codec:
             codes = (
                 torch.floor(codes + view.ctx.uniform(f"round/{name}", rows.shape[1])) if stochastic else codes.round()
             )
-            codes = torch.where(rows == 0, 0.0, codes).clamp_(-_LARGEST, _LARGEST).to(torch.int8)
+            codes = torch.where(rows == 0, 0.0, codes).clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(torch.int8)
             leaves[name] = leaf._replace(
                 value=codes.view(leaf.value.shape), scale=step_K[:, None].expand(len(rows), 1), bits=_BITS
             )
@@ -74,7 +74,7 @@ def common_steps_codec(layout: Layout, stochastic: bool = False) -> Codec:
         }
         return expected._replace(leaves=leaves, notes=expected.notes | {SIZES: len(names)})
 
-    return Codec(encode, decode, schema, name="int8", effect=QUANTISES._replace(traits=Trait.ADDS))
+    return Codec(encode, decode, schema, name="int8", effect=QUANTISES._replace(traits=Trait.SUMMABLE))
 
 
 def common_steps_step(layout: Layout) -> Step:
@@ -84,26 +84,26 @@ def common_steps_step(layout: Layout) -> Step:
     def init(model: Tree, clients: int) -> Tree:
         sizes = bounds({name: model[name] for name in names})
         largest = sizes.max() if len(sizes) else sizes
-        return {STEPS: _exponents(torch.where(sizes > 0, sizes, largest)[:, None])[None] - _CODED}
+        return {STEPS: _exponents(torch.where(sizes > 0, sizes, largest)[:, None])[None] - _MAGNITUDE_BITS}
 
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
         steps = torch.maximum(state[STEPS], _smallest_steps({name: model[name] for name in names}, ctx))
         return model, {STEPS: steps.float().expand(len(ctx.ids), -1)}
 
     def watch(state: Tree, arrival: Arrival) -> dict[str, Tensor]:
-        return {SIZES: arrival.notes[SIZES].double().nan_to_num().clamp(_FLATTEST, _STEEPEST)}
+        return {SIZES: arrival.notes[SIZES].double().nan_to_num().clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)}
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         weight, sizes = ctx.placed(blended.weight), blended.seen[SIZES]
         mean = (weight[:, None] * sizes).sum(0) / weight.sum()
         said = {"largest_step": torch.exp2(state[STEPS].max())} if names else {}
-        return blended.update, {STEPS: (mean.ceil() + 1 - _CODED)[None]}, said
+        return blended.update, {STEPS: (mean.ceil() + 1 - _MAGNITUDE_BITS)[None]}, said
 
     return Step(apply, init, watch, "int8", serving=Serving(serve, {STEPS: len(names)}), pooled={SIZES: len(names)})
 
 
 def _smallest_steps(model: Tree, ctx: Ctx) -> Tensor:
-    """Below which a code times a weight would be rounded: `[1, tensors]`, exponents."""
+    """Exponents of the smallest steps with which no code times a weight is rounded: `[1, tensors]`."""
     weights = math.ceil(math.log2(max(ctx.samples, ctx.cohort, 1)))
     return (limits_of(model).largest * GRID_STEP).log2().round()[None] + weights
 
@@ -111,4 +111,4 @@ def _smallest_steps(model: Tree, ctx: Ctx) -> Tensor:
 def _exponents(rows: Tensor) -> Tensor:
     """p with |x| <= 2^p for all entries of a row: `[K, n]` -> `[K]` float64."""
     largest = rows.abs().amax(dim=1) if rows.shape[1] else rows.new_zeros(len(rows))
-    return torch.frexp(largest).exponent.double().clamp(_FLATTEST, _STEEPEST)
+    return torch.frexp(largest).exponent.double().clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)

@@ -14,7 +14,7 @@ if the updates get z_u C with z_u = (z^-2 - (2 s)^-2)^(-1/2).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -97,19 +97,7 @@ def clip_codec(bound: float, adapt: bool = False) -> Codec:
 
 def local_noise_codec(bound: float, noise: float, words: Words = keyed_words) -> Codec:
     """Clip and add noise before anything is sent. Samples are reported as one and the loss as zero: they would tell."""
-
-    def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
-        values, _ = clip_updates(
-            {name: x.value for name, x in parcel.leaves.items()}, _same_for_everyone(bound, view.ctx)
-        )
-        leaves, deviation_K = dict(parcel.leaves), _same_for_everyone(noise * bound, view.ctx)
-        for name, x in values.items():
-            value = (x.double() + drawn_noise(words, view.ctx, f"dp/{name}", x, deviation_K)).to(x.dtype)
-            leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
-        hidden = {"n": torch.ones_like(parcel.notes["n"]), "loss": torch.zeros_like(parcel.notes["loss"])}
-        return Parcel(leaves, parcel.notes | hidden), state
-
-    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY | Trait.ADDS))
+    return _noise_codec(bound, lambda ctx: noise * bound, {"n": 1, "loss": 0}, words)
 
 
 def noise_share_codec(bound: float, noise: float, honest: Callable[[int], int], words: Words = keyed_words) -> Codec:
@@ -117,17 +105,23 @@ def noise_share_codec(bound: float, noise: float, honest: Callable[[int], int], 
 
     The loss is reported as zero: a sum of losses has no noise.
     """
+    return _noise_codec(bound, lambda ctx: noise_share(bound, noise, honest, ctx), {"loss": 0}, words)
+
+
+def _noise_codec(bound: float, deviation: Callable[[Ctx], float], reported: Mapping[str, float], words: Words) -> Codec:
+    """Clip and add noise of this standard deviation; notes are reported as these numbers, whatever they were."""
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         ctx = view.ctx
         values, _ = clip_updates({name: x.value for name, x in parcel.leaves.items()}, _same_for_everyone(bound, ctx))
-        leaves, deviation_K = dict(parcel.leaves), _same_for_everyone(noise_share(bound, noise, honest, ctx), ctx)
+        leaves, deviation_K = dict(parcel.leaves), _same_for_everyone(deviation(ctx), ctx)
         for name, x in values.items():
             value = (x.double() + drawn_noise(words, ctx, f"dp/{name}", x, deviation_K)).to(x.dtype)
             leaves[name] = leaves[name]._replace(value=cleared(value, leaves[name].scope))
-        return Parcel(leaves, parcel.notes | {"loss": torch.zeros_like(parcel.notes["loss"])}), state
+        notes = {name: torch.full_like(parcel.notes[name], x) for name, x in reported.items()}
+        return Parcel(leaves, parcel.notes | notes), state
 
-    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY | Trait.ADDS))
+    return Codec(encode, name=STAGE, effect=Effect(traits=Trait.NOISY | Trait.SUMMABLE))
 
 
 def noise_share(bound: float, noise: float, honest: Callable[[int], int], ctx: Ctx) -> float:
@@ -136,7 +130,7 @@ def noise_share(bound: float, noise: float, honest: Callable[[int], int], ctx: C
 
 
 def summed_noise_step(bound: float, noise: float, honest: Callable[[int], int]) -> Step:
-    """The server's part of it: to say how much noise the sum has, which grows with those that arrive."""
+    """The server's part: it reports how much noise the mean has; the more clients arrive, the less."""
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         m = len(blended.ids)

@@ -115,7 +115,7 @@ def randk_codec(layout: Layout, ratio: float, unbiased: bool = False, shared: bo
         mask = mask.reshape(len(words), *shape)
         return mask if scope is None else mask & scope, size_K / k_K.clamp(min=1)
 
-    traits = (Trait.AMPLIFIES if unbiased else Trait.NONE) | (Trait.ADDS if shared else Trait.NONE)
+    traits = (Trait.AMPLIFIES if unbiased else Trait.NONE) | (Trait.SUMMABLE if shared else Trait.NONE)
     effect = SPARSIFIES._replace(traits=traits, refuses=FIXED | Form.CODES if unbiased else SPARSIFIES.refuses)
     return Codec(encode, schema=schema, name="randk", effect=effect)
 
