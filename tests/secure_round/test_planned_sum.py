@@ -45,8 +45,8 @@ def test_planned_bytes_are_those_of_the_messages(n, degree, absent, lost):
     assert found.tolist() == [x % 2**bits for x in sum(values.values())]
     ids = sorted(plan.here)
     up, down = (sum(sizes.values()) for sizes in (plan.up(ids), plan.down(ids)))
-    assert up.tolist() == [total.sent[who] for who in ids]
-    assert down.tolist() == [total.told[who] + NOTICE for who in ids]
+    assert up.tolist() == [total.up[who] for who in ids]
+    assert down.tolist() == [total.down[who] + NOTICE for who in ids]
 
 
 def test_a_count_that_is_wrong_is_found():
@@ -54,7 +54,7 @@ def test_a_count_that_is_wrong_is_found():
     plan = plan_sum(make_sum_terms(nodes.run, 1, 1, range(5), 9, 21), NOTICE, range(5), [])
     total = OneProcessSum(plan, nodes)
     upload_all(total, 21, 9)
-    total.sent[3] += 1
+    total.up[3] += 1
     with pytest.raises(SparingError, match=r"counted .* client 3 sent .*; this is a bug, please report it"):
         total.unmasked()
 

@@ -33,11 +33,10 @@ class MaskedRound:
         total, first = self.method.blend.weigh.most(cohort), (here if len(here.ids) else cohort).at(slice(0, 1))
         self.sent = outgoing(self.method, server, first)
         layout = sum_layout(self.method, self.sent, total, first)
-        self.sums = RoundSum(layout, Grid(server.limits, total), total)
-        terms = job.secure.terms(nodes.run, cohort.round, 1, cohort.ids.tolist(), layout.size, layout.bits)
-        self.notice = notice_bytes(len(terms.cohort), len(layout.leaves))
+        self.sums, ids = RoundSum(layout, Grid(server.limits, total), total), cohort.ids.tolist()
+        terms = job.secure.terms(nodes.run, cohort.round, 1, ids, layout.size, layout.bits)
         lost = here.ids[job.fleet.gone(here, torch.tensor(0))].tolist()
-        self.plan = plan_sum(terms, self.notice, here.ids.tolist(), lost)
+        self.plan = plan_sum(terms, notice_bytes(len(ids), len(layout.leaves)), here.ids.tolist(), lost)
         if self.plan.fails:
             warnings.warn(f"round {cohort.round} counts for nobody: {self.plan.fails}", stacklevel=2)
         self.protocol = OneProcessSum(self.plan, nodes) if whole else None
@@ -115,15 +114,15 @@ def open_masked_round(
     if nodes is None or not len(cohort.ids):
         return None
     masked = MaskedRound(job, nodes, server, cohort, here, whole)
-    _tell_absent_of_sum(tally, masked.notice)
+    _tell_absent_of_sum(tally, masked.plan.notice_length)
     return masked
 
 
-def _tell_absent_of_sum(tally: Tally, notice: int) -> None:
+def _tell_absent_of_sum(tally: Tally, notice_length: int) -> None:
     """Add to what absent clients were sent that they were told of the sum."""
     for i, (down, up) in enumerate(tally.sizes):
         found, back = down(), up()
-        told = notice if sum(int(x.sum()) for x in found.values()) else 0
+        told = notice_length if sum(int(x.sum()) for x in found.values()) else 0
         extra = {kind: torch.tensor([told if kind == "keys" else 0]) for kind in SECURE_KINDS}
         zeros = {kind: torch.zeros_like(x) for kind, x in extra.items()}
         tally.sizes[i] = (lambda found=found | extra: found), (lambda back=back | zeros: back)

@@ -68,8 +68,7 @@ class Reference:
         copies: dict[int, Tree] = {}
         with torch.no_grad():
             taking_part = without_absent(self.job, server, cohort, tally)
-            secure = (self.job, self.nodes, server, cohort, taking_part, tally)
-            masked = open_masked_round(*secure, whole=True)
+            masked = open_masked_round(self.job, self.nodes, server, cohort, taking_part, tally, whole=True)
             for k in range(len(taking_part.ids)):
                 ctx = taking_part.at(slice(k, k + 1))
                 with _stage("writing the download", ctx):

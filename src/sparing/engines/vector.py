@@ -39,7 +39,7 @@ from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_size
 from sparing.engines.upload_check import check_request, client_to_check
 from sparing.secure_round.one_process import SimulatedNodes
 
-WHOLE_EVERY = 100
+_WHOLE_EVERY = 100
 """Rounds from one in which a secure sum is run whole to the next."""
 
 
@@ -94,8 +94,8 @@ class Vector:
             folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
             taking_part = without_absent(self.job, server, cohort, tally)
-            secure, whole = (job, self.nodes, server, cohort, taking_part, tally), cohort.round % WHOLE_EVERY == 1
-            masked = open_masked_round(*secure, whole)
+            whole = cohort.round % _WHOLE_EVERY == 1
+            masked = open_masked_round(job, self.nodes, server, cohort, taking_part, tally, whole)
 
             def send(ctx: Ctx) -> SentChunk:
                 down = outgoing(job.method, server, ctx)

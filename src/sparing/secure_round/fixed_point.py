@@ -12,18 +12,19 @@ from sparing.core.errors import TrainingError
 from sparing.core.grid import WEIGHT_GRID
 
 BITS = 160
-_BEHIND = 64
-_LARGEST = 2.0 ** (BITS - _BEHIND - 32)
+_FRACTION_BITS = 64
+_LARGEST = 2.0 ** (BITS - _FRACTION_BITS - 32)  # times all weights, and with a sign, it still has room
 
 
 def to_fixed(x: float, what: str) -> int:
-    """
+    """A number in steps of 2^-64; `what` it is, for whoever must be told that it cannot be summed.
+
     >>> to_fixed(0.5, "loss") == 2**63
     True
     """
     if not abs(x) < _LARGEST:
         raise TrainingError(f"{what} is {x:g}, which cannot be summed; lower local.lr, or set local.clip")
-    return round(Fraction(x) * (1 << _BEHIND))
+    return round(Fraction(x) * (1 << _FRACTION_BITS))
 
 
 def weighed_fixed(share: float, x: float, what: str) -> int:
@@ -32,17 +33,18 @@ def weighed_fixed(share: float, x: float, what: str) -> int:
 
 
 def whole_share(share: float) -> int:
+    """A weight in steps of `WEIGHT_GRID`."""
     return int(share / WEIGHT_GRID)
 
 
 def whole_of_sum(total: int) -> int:
     """The sum of weights, from that of weights times one."""
-    return total >> _BEHIND
+    return total >> _FRACTION_BITS
 
 
 def mean_of_sum(total: int, shares: int) -> float:
     """From the sum of weights times numbers and that of the weights, both as integers."""
-    return float(Fraction(total, shares << _BEHIND)) if shares else math.nan
+    return float(Fraction(total, shares << _FRACTION_BITS)) if shares else math.nan
 
 
 def sample_weighed(n: int, x: float, what: str) -> int:
@@ -52,11 +54,12 @@ def sample_weighed(n: int, x: float, what: str) -> int:
 
 def mean_over_samples(total: int, samples: int) -> float:
     """From the sum of such numbers."""
-    return float(Fraction(total, samples << _BEHIND))
+    return float(Fraction(total, samples << _FRACTION_BITS))
 
 
 def weighed_mean(shares: Sequence[float], numbers: Sequence[float], what: str) -> float:
-    """
+    """The mean of some numbers, by these weights.
+
     >>> weighed_mean([0.25, 0.75], [1.0, 2.0], "loss")
     1.75
     """

@@ -36,25 +36,25 @@ class OneProcessSum:
         self.planned, self.nodes, self.terms = planned, nodes, planned.terms
         self.roster = nodes.roster(self.terms.cohort)
         self.states: dict[int, ClientSum] = {}
-        self.sent: Counter[int] = Counter()  # bytes from each client
-        self.told: Counter[int] = Counter()  # and to it
+        self.up: Counter[int] = Counter()  # bytes from each client
+        self.down: Counter[int] = Counter()  # and to it, but for the notice
         prepared = {}
         for who in sorted(planned.here):
             state, nodes.bounds[who] = prepare_sum(
                 self.terms, who, nodes.keys[who], self.roster, nodes.policy, nodes.bounds[who]
             )
-            self.states[who], self.sent[who] = state, len(state.prepare)
+            self.states[who], self.up[who] = state, len(state.prepare)
             prepared[who] = read_prepared(self.terms, self.roster, who, state.prepare)
         self.server = None if planned.fails else MaskedSum(self.terms, prepared)
         self.introductions = {who: self.server.introduction(who) for who in planned.introduced} if self.server else {}
-        self.told += Counter({who: len(message) for who, message in self.introductions.items()})
+        self.down += Counter({who: len(message) for who, message in self.introductions.items()})
 
     def upload(self, client: int, vector: np.ndarray) -> None:
         if self.server is None or client not in self.planned.survivors:
             return
         self.states[client], upload = mask_upload(self.states[client], self.roster, self.introductions[client], vector)
         self.server.add(client, upload)
-        self.sent[client] += len(upload)
+        self.up[client] += len(upload)
 
     def unmasked(self) -> np.ndarray:
         """The sum over the survivors; every message must have had the length that was planned."""
@@ -66,16 +66,16 @@ class OneProcessSum:
                 self.states[who], self.nodes.keys[who], self.roster, self.nodes.policy, request, self.nodes.bounds[who]
             )
             server.hear(who, answer)
-            self.told[who] += len(request)
-            self.sent[who] += len(answer)
+            self.down[who] += len(request)
+            self.up[who] += len(answer)
         self._compare_lengths()
         return server.unmasked()
 
     def _compare_lengths(self) -> None:
         ids = sorted(self.planned.here)
         for way, sizes, seen, extra in (
-            ("sent", self.planned.up(ids), self.sent, 0),
-            ("got", self.planned.down(ids), self.told, self.planned.notice),
+            ("sent", self.planned.up(ids), self.up, 0),
+            ("got", self.planned.down(ids), self.down, self.planned.notice_length),
         ):
             counted = sum(sizes.values())
             for who, length in zip(ids, counted.tolist(), strict=True):  # type: ignore[union-attr]

@@ -26,7 +26,7 @@ class PlannedSum(NamedTuple):
     answer."""
 
     terms: SumTerms
-    notice: int  # bytes that tell a client of the sum, with its download
+    notice_length: int  # bytes that tell a client of the sum, with its download
     here: frozenset[int]
     introduced: frozenset[int]
     survivors: frozenset[int]
@@ -36,13 +36,13 @@ class PlannedSum(NamedTuple):
         """What these clients are sent for the sum, beside their download."""
         rows = []
         for who in ids:
-            row = dict.fromkeys(SECURE_KINDS, 0) | {"keys": self.notice}
+            row = dict.fromkeys(SECURE_KINDS, 0) | {"keys": self.notice_length}
             if who in self.introduced:
                 others = len(self.introduced.intersection(neighbours_of_all(self.terms)[who]))
-                row["keys"] += MESSAGE_HEAD_BYTES + _list_bytes(self.terms.degree) + SIGNED_KEY_BYTES * others
+                row["keys"] += MESSAGE_HEAD_BYTES + _bitmap_bytes(self.terms.degree) + SIGNED_KEY_BYTES * others
                 row["shares"] += BOX_BYTES * others
             if who in self.survivors and not self.fails:
-                row["unmask"] += MESSAGE_HEAD_BYTES + 2 * _list_bytes(len(self.terms.cohort))
+                row["unmask"] += MESSAGE_HEAD_BYTES + 2 * _bitmap_bytes(len(self.terms.cohort))
             rows.append(row)
         return _columns(rows, SECURE_KINDS)
 
@@ -57,16 +57,17 @@ class PlannedSum(NamedTuple):
                 row |= {"header": MESSAGE_HEAD_BYTES, "value": packed_bytes(terms.size, terms.bits)}
             if who in self.survivors and not self.fails:
                 others = len(self.introduced.intersection(neighbours_of_all(terms)[who]))
-                row["unmask"] = MESSAGE_HEAD_BYTES + _list_bytes(terms.degree) + SHARE_BYTES * others
+                row["unmask"] = MESSAGE_HEAD_BYTES + _bitmap_bytes(terms.degree) + SHARE_BYTES * others
             rows.append(row)
         return _columns(rows, (*_PLAIN_KINDS, *SECURE_KINDS))
 
 
-def plan_sum(terms: SumTerms, notice: int, here: Collection[int], lost: Collection[int]) -> PlannedSum:
+def plan_sum(terms: SumTerms, notice_length: int, here: Collection[int], lost: Collection[int]) -> PlannedSum:
     """`here` are the clients of the cohort that prepare, `lost` those of them whose upload never arrives."""
     introduced = those_introduced(terms, here)
     survivors = introduced.difference(lost)
-    return PlannedSum(terms, notice, frozenset(here), introduced, survivors, _why_too_few(terms, introduced, survivors))
+    fails = _why_too_few(terms, introduced, survivors)
+    return PlannedSum(terms, notice_length, frozenset(here), introduced, survivors, fails)
 
 
 def _why_too_few(terms: SumTerms, introduced: frozenset[int], survivors: frozenset[int]) -> str:
@@ -79,7 +80,7 @@ def _why_too_few(terms: SumTerms, introduced: frozenset[int], survivors: frozens
     return ""
 
 
-def _list_bytes(n: int) -> int:
+def _bitmap_bytes(n: int) -> int:
     """A bit for each of n clients."""
     return -(-n // 8)
 

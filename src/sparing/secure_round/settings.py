@@ -12,6 +12,8 @@ from sparing.secure.sum_terms import FEWEST_CLIENTS, RUN_BYTES, SumTerms, make_s
 
 
 class SecureSettings(NamedTuple):
+    """The section `secure` of a study."""
+
     clients: int = FEWEST_CLIENTS  # honest ones in any sum, at least
     colluding: int = 0  # clients that may tell the server all they know
     least: float | int | None = None  # uploads below which nothing is unmasked: a count, or a share of the cohort
@@ -29,6 +31,7 @@ class SecureSettings(NamedTuple):
         return Summed(self.honest)
 
     def honest(self, cohort: int) -> int:
+        """How many honest clients, of a cohort of this size, are in every sum at least."""
         terms = self.terms(bytes(RUN_BYTES), 1, 1, range(cohort), size=1, bits=8)
         honest = terms.least - self.colluding
         if terms.all_pairs:
@@ -40,8 +43,10 @@ class SecureSettings(NamedTuple):
         least = self.least
         if isinstance(least, float):
             least = math.ceil(least * len(cohort) - 1e-9)
-        colluding = (self.clients, self.colluding)
-        return make_sum_terms(run, t, attempt, cohort, size, bits, self.degree, None, least, *colluding)
+        return make_sum_terms(
+            run, t, attempt, cohort, size, bits,
+            degree=self.degree, least=least, clients=self.clients, colluding=self.colluding,
+        )  # fmt: skip
 
     def check(self, cohort: int) -> None:
         """Refuse cohorts of this size that no sum can be of."""
