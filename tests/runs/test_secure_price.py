@@ -9,17 +9,17 @@ from sparing.core.errors import ConfigError, MethodError
 from sparing.models import build_network
 from sparing.runs.cost import run_cost_trial
 from sparing.runs.explanation import explain_method
+from sparing.runs.files.ledger import ALL_BYTE_KINDS
 from sparing.runs.study import study_from
+from sparing.secure_round.planned_sum import SECURE_KINDS
 
 TASK = {"data": "digits", "clients": 8, "model": {"mlp": {"hidden": [12]}}}
 STUDY = {"rounds": 2, "sample": 6, "local": {"steps": 1}, "evaluate": {"every": 2, "clients": 1}, "seed": 3}
 METHODS = ["fedavg", ["psfed", COMMON, "memory"], [SHARED, "memory"], "fedsim", ["personal", "scaffold"]]
-COLUMNS = {"up": ("keys", "shares", "unmask"), "down": ("keys", "shares", "unmask")}
 
 
 def sum_of(rows, way: str) -> int:
-    kinds = ("value", "index", "scale", "header", "notes", "keys", "shares", "unmask")
-    return sum(int(row[kind]) for row in rows if row["direction"] == way for kind in kinds)
+    return sum(int(row[kind]) for row in rows if row["direction"] == way for kind in ALL_BYTE_KINDS)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=str)
@@ -31,7 +31,7 @@ def test_check_says_what_the_ledger_counts(method, secure, tmp_path):
     rows = [row for row in ledger_of(tmp_path / "run") if row["round"] == "1"]
     for row in rows:
         way = row["direction"]
-        assert [int(row[kind]) for kind in COLUMNS[way]] == [getattr(price, f"{way}_{kind}") for kind in COLUMNS[way]]
+        assert [int(row[kind]) for kind in SECURE_KINDS] == [getattr(price, f"{way}_{kind}") for kind in SECURE_KINDS]
         if way == "up":
             assert int(row["value"]) + int(row["header"]) == price.up_values
     assert sum_of(rows, "up") == cost.up_bytes == 6 * price.up

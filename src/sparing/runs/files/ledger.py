@@ -17,10 +17,9 @@ def ledger_header(secure: bool = False) -> str:
 
 def ledger_rows(t: int, outcome: Outcome, header: str = ledger_header()) -> str:
     """The rows of one round, ready to append to a ledger.csv that begins with this header."""
-    lines, zeros = [], [0] * len(outcome.ids)
+    lines, wanted = [], header.strip().split(",")[len(_KEYS) :]
     for direction, kinds in (("down", outcome.down), ("up", outcome.up)):
-        wanted = header.strip().split(",")[len(_KEYS) :]
-        columns = [kinds[kind].tolist() if kind in kinds else zeros for kind in wanted]
+        columns = [kinds[kind].tolist() if kinds else [] for kind in wanted]
         for i, *cells in zip(outcome.ids.tolist(), *columns, strict=True):
             lines.append(f"{t},{i},{direction}," + ",".join(map(str, cells)) + "\n")
     return "".join(lines)
