@@ -48,7 +48,7 @@ def test_without_it_there_is_no_price():
 @pytest.mark.parametrize("method", [["fedavg"], [COMMON], ["psfed"]], ids=str)
 def test_explain_says_what_the_ledger_counts(method, tmp_path):
     """Of as many clients, who have 100 samples each."""
-    found = explain_method(method, "mlp", (1, 8, 8), 10, secure=6)
+    found = explain_method(method, "mlp", (1, 8, 8), 10, secure=True, sample=6)
     x, y = torch.zeros(800, 1, 8, 8), torch.zeros(800, dtype=torch.int64)
     parts = [(x[i : i + 100], y[i : i + 100]) for i in range(0, 800, 100)]
     task = sparing.Task(lambda: build_network("mlp", (1, 8, 8), 10), train=parts, test=(x[:9], y[:9]))
@@ -79,7 +79,7 @@ def test_a_round_counts_up_to_the_drop_outs_that_are_said(sample):
 
 def test_explain_refuses_what_does_not_add_up():
     with pytest.raises(MethodError, match=r"use \{int8: \{common: true\}\}"):
-        explain_method(["int8"], "mlp", (1, 8, 8), 10, secure=6)
+        explain_method(["int8"], "mlp", (1, 8, 8), 10, secure=True, sample=6)
     with pytest.raises(ConfigError, match="takes 3 to"):
-        explain_method(["fedavg"], "mlp", (1, 8, 8), 10, secure=2)
+        explain_method(["fedavg"], "mlp", (1, 8, 8), 10, secure=True, sample=2)
     assert explain_method(["int8"], "mlp", (1, 8, 8), 10).secure is None

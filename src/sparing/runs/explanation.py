@@ -100,18 +100,19 @@ def explain(
     model: str | dict[str, Any] | nn.Module = "cnn",
     shape: tuple[int, ...] = (3, 32, 32),
     classes: int = 10,
-    secure: int | None = None,
+    secure: bool = False,
+    sample: int = 10,
 ) -> Explanation:
     """What a method sends, keeps and remembers, and what it costs, before anything runs.
 
     `model` is a network's name, with options if you like, or an nn.Module of your own for samples of that shape. With
-    `secure` it is explained under secure aggregation of so many clients a round, who have 100 samples each.
+    `secure` it is explained under secure aggregation of `sample` clients a round, who have 100 samples each.
 
     >>> found = explain("topk+int8+memory", "mlp", shape=(1, 8, 8))
     >>> found.stages, found.sizes[0].up.most < found.sizes[0].down.most
     (['topk', 'int8'], True)
     """
-    return explain_method(method, model, tuple(shape), classes, secure)
+    return explain_method(method, model, tuple(shape), classes, secure, sample)
 
 
 def explain_method(
@@ -119,17 +120,18 @@ def explain_method(
     model: str | dict[str, Any] | nn.Module,
     shape: tuple[int, ...],
     classes: int,
-    secure: int | None = None,
+    secure: bool = False,
+    sample: int = 10,
 ) -> Explanation:
     entries = method_list(method)
     made = recipes_from_entries(entries)
     net = remake_model(_build_made_up(model, shape, classes), made)
     layout = layout_of(net)
     settings = SecureSettings()
-    whole = compose(layout, *made, arrives=True, summed=settings.summed if secure is not None else None)
+    whole = compose(layout, *made, arrives=True, summed=settings.summed if secure else None)
     initial = tree_of(net, layout)
-    if secure is not None:
-        settings.check(secure)
+    if secure:
+        settings.check(sample)
         refuse_unsummable(whole, initial)
     row = first_row(whole, initial)
     rows = open_bank(row, _MADE_UP_CLIENTS) if row else None
@@ -158,7 +160,7 @@ def explain_method(
         row_bytes=tree_bytes(row),
         probe=whole.probe,
         sizes=[_explain_size(whole, server, initial, net, shape, one) for one in _client_of_each_size(whole)],
-        secure=secure_price(whole, server, settings, _example_cohort(secure)) if secure is not None else None,
+        secure=secure_price(whole, server, settings, _example_cohort(sample)) if secure else None,
     )
 
 

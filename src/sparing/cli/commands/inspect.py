@@ -59,7 +59,7 @@ def explain_command(
     from sparing.cli.explanation_text import print_explanation
     from sparing.runs.explanation import explain_method
 
-    found = explain_method(study.method, study.task.model, sides, classes, sample if secure else None)
+    found = explain_method(study.method, study.task.model, sides, classes, secure, sample)
     if as_json:
         sizes = [size._replace(down=size.down._asdict(), up=size.up._asdict())._asdict() for size in found.sizes]
         print_json({**found._asdict(), "sizes": sizes, "secure": found.secure and found.secure._asdict()})
