@@ -15,12 +15,12 @@ from sparing.net.node import Holding, Node
 from sparing.net.roster import ClientRoster, Entry
 from sparing.net.server import Carried, ServerSets, resume_federation, start_federation
 from sparing.net.store import Store
-from sparing.runs.files.ledger import BYTE_KINDS
 from sparing.runs.loop import train_rounds
 from sparing.runs.privacy.secret import Secret
 from sparing.runs.start import new_run, settle_study, task_from_study
 from sparing.runs.study import Study, study_from
 from sparing.tasks.task import Task
+from sparing.wire.frame import BYTE_KINDS
 
 TASK = {"data": "digits", "clients": 6, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [16]}}}
 STUDY = {"task": TASK, "rounds": 4, "sample": 4, "seed": 3, "plan": {"path": "loop"}, "local": {"epochs": 1, "lr": 0.1}}

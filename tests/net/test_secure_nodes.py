@@ -8,7 +8,7 @@ import pytest
 from net.federation import Federated, study_with
 from sparing.core.errors import ConfigError
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
-from sparing.net.node_sums import SumRules, client_keys, read_keys_file
+from sparing.net.node_sums import SumRules, open_node_keys, read_keys_file
 from sparing.secure.long_term import KeyRoster, new_node_keys
 from sparing.secure.node_rules import NodePolicy
 from sparing.secure.sum_messages import MESSAGE_HEAD_BYTES
@@ -148,7 +148,8 @@ def test_keys_are_pinned_at_joining(played):
 def test_a_node_goes_by_the_keys_that_were_handed_out(tmp_path):
     federated = Federated(study_with("fedavg", **STUDY, secure=True), tmp_path)
     handed_out = KeyRoster(
-        {who: client_keys(tmp_path / f"node-{who}", who).public() for who in range(4)} | {4: new_node_keys().public()}
+        {who: open_node_keys(tmp_path / f"node-{who}", who).public() for who in range(4)}
+        | {4: new_node_keys().public()}
     )
     federated.nodes[0].rules = SumRules(True, NodePolicy(), handed_out)
     lines: list[str] = []

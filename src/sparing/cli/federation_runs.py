@@ -21,7 +21,7 @@ from sparing.net.holdings import load_holdings, load_server_sets, trusted_call
 from sparing.net.letter import HEAD_BYTES
 from sparing.net.local_sockets import listen, serve_letters
 from sparing.net.node import MOST_LETTER, Node
-from sparing.net.node_sums import SumRules, client_keys, read_keys_file
+from sparing.net.node_sums import SumRules, open_node_keys, read_keys_file
 from sparing.net.relay_post import RelayPost
 from sparing.net.roster import ClientRoster, read_roster
 from sparing.net.server import (
@@ -205,7 +205,7 @@ def join_federation(
 def print_public_keys(client: int, state: Path, tell: Callable[[str], None]) -> None:
     store = Store(state)
     try:
-        public = client_keys(store.folder, client).public()
+        public = open_node_keys(store.folder, client).public()
     finally:
         store.close()
     print(KeyRoster({client: public}).text(), end="")

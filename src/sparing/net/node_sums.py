@@ -35,7 +35,7 @@ class NodeSums:
         self.folder, self.client, self.handed_out = folder, client, rules.handed_out
         own, said, handed_out = rules.policy, settings.policy, rules.handed_out
         self.policy = NodePolicy(max(own.clients, said.clients), max(own.colluding, said.colluding), said.degree)
-        self.keys = client_keys(folder, client)
+        self.keys = open_node_keys(folder, client)
         if handed_out is not None and handed_out[client] != self.keys.public():
             raise ConfigError(
                 f"the key roster has other keys of client {client} than {self.folder}; ask its operator for a new one"
@@ -133,7 +133,7 @@ def read_keys_file(path: Path) -> KeyRoster:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def client_keys(folder: Path, client: int) -> NodeKeys:
+def open_node_keys(folder: Path, client: int) -> NodeKeys:
     """The keys of a client, made when they are first asked for."""
     path = folder / f"client-{client}.keys.json"
     held = _read_json(path)

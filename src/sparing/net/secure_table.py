@@ -130,7 +130,7 @@ class SecureTable:
         for who in sorted(self.downloads.rows):
             ctx, down, up = self.downloads.rows[who], self.downloads.sizes(who), dict[str, torch.Tensor]()
             for plan in self.plans:
-                down, up = _added(down, plan.down([who])), _added(up, plan.up([who]))
+                down, up = _sizes_together(down, plan.down([who])), _sizes_together(up, plan.up([who]))
             gone_K = torch.tensor([who not in self.counted])
             tally.add(ctx, lambda down=down: down, lambda up=up: up, torch.full((1,), math.nan), gone_K)
         return tally
@@ -291,5 +291,5 @@ class UnmaskQuestion:
         return f"shares of {len(self.masked.missing())} clients are missing"
 
 
-def _added(a: Sizes, b: Sizes) -> Sizes:
+def _sizes_together(a: Sizes, b: Sizes) -> Sizes:
     return {kind: a.get(kind, 0) + b.get(kind, 0) for kind in (*a, *(kind for kind in b if kind not in a))}  # type: ignore[misc]

@@ -11,8 +11,9 @@ from sparing.reports.figure import Figure, Plot, Series, short_number, spans_dec
 from sparing.reports.ranking import Ranking, short_value
 from sparing.reports.report_runs import GroupContents, std_over_seeds, values_over_seeds
 from sparing.reports.run_folders import RunGroup
-from sparing.runs.files.ledger import ALL_BYTE_KINDS, BYTE_KINDS
+from sparing.runs.files.ledger import ALL_BYTE_KINDS
 from sparing.runs.results import latest_value
+from sparing.wire.frame import BYTE_KINDS
 
 _WHOSE = ("global model", "personalized models, mean over clients")
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)

@@ -15,10 +15,10 @@ from sparing.secure.mask_graph import neighbours_of_all, those_introduced
 from sparing.secure.shamir import SHARE_BYTES
 from sparing.secure.sum_messages import BOX_BYTES, MESSAGE_HEAD_BYTES, SIGNED_KEY_BYTES
 from sparing.secure.sum_terms import SumTerms
+from sparing.wire.frame import BYTE_KINDS
 
 SECURE_KINDS = ("keys", "shares", "unmask")
-_PLAIN_KINDS = ("value", "index", "scale", "header", "notes")
-Sizes = dict[str, Tensor]
+_SizesByKind = dict[str, Tensor]
 
 
 class PlannedSum(NamedTuple):
@@ -32,7 +32,7 @@ class PlannedSum(NamedTuple):
     survivors: frozenset[int]
     fails: str  # why nothing can be unmasked; empty: it can
 
-    def down(self, ids: Iterable[int]) -> Sizes:
+    def down(self, ids: Iterable[int]) -> _SizesByKind:
         """What these clients are sent for the sum, beside their download."""
         rows = []
         for who in ids:
@@ -46,11 +46,11 @@ class PlannedSum(NamedTuple):
             rows.append(row)
         return _columns(rows, SECURE_KINDS)
 
-    def up(self, ids: Iterable[int]) -> Sizes:
+    def up(self, ids: Iterable[int]) -> _SizesByKind:
         """All that these clients send."""
         terms, rows = self.terms, []
         for who in ids:
-            row = dict.fromkeys((*_PLAIN_KINDS, *SECURE_KINDS), 0)
+            row = dict.fromkeys((*BYTE_KINDS, *SECURE_KINDS), 0)
             if who in self.here:
                 row |= {"keys": MESSAGE_HEAD_BYTES + SIGNED_KEY_BYTES, "shares": BOX_BYTES * terms.degree}
             if who in self.survivors:
@@ -59,7 +59,7 @@ class PlannedSum(NamedTuple):
                 others = len(self.introduced.intersection(neighbours_of_all(terms)[who]))
                 row["unmask"] = MESSAGE_HEAD_BYTES + _bitmap_bytes(terms.degree) + SHARE_BYTES * others
             rows.append(row)
-        return _columns(rows, (*_PLAIN_KINDS, *SECURE_KINDS))
+        return _columns(rows, (*BYTE_KINDS, *SECURE_KINDS))
 
 
 def plan_sum(terms: SumTerms, notice_length: int, here: Collection[int], lost: Collection[int]) -> PlannedSum:
@@ -85,5 +85,5 @@ def _bitmap_bytes(n: int) -> int:
     return -(-n // 8)
 
 
-def _columns(rows: list[dict[str, int]], kinds: Iterable[str]) -> Sizes:
+def _columns(rows: list[dict[str, int]], kinds: Iterable[str]) -> _SizesByKind:
     return {kind: torch.tensor([row[kind] for row in rows], dtype=torch.int64) for kind in kinds}

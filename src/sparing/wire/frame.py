@@ -34,6 +34,8 @@ from sparing.wire.section import CODES, numpy_array, read_floats, read_leaf, wri
 MAGIC = b"SPAR"
 HASH, CRC = 8, 4
 SHORTEST = len(MAGIC) + 1 + HASH + 1 + CRC
+BYTE_KINDS = ("value", "index", "scale", "header", "notes")
+"""What the bytes of a parcel are counted as."""
 
 
 def schema_of(parcel: Parcel, about: str = "") -> Schema:
@@ -264,5 +266,5 @@ def _added_up(
     body = (varint_size(one) + one).sum(0) + varint_size(notes) + notes
     value, indices, scale = value.sum(0), indices.sum(0), sum(scales)
     header = SHORTEST - 1 + varint_size(body) + body - value - indices - scale - notes
-    spent = {"value": value, "index": indices, "scale": scale, "header": header, "notes": notes}
+    spent = dict(zip(BYTE_KINDS, (value, indices, scale, header, notes), strict=True))
     return {kind: torch.as_tensor(x, dtype=torch.int64).expand(k) for kind, x in spent.items()}

@@ -5,8 +5,8 @@ Runs with secure aggregation have three columns more: keys, shares and unmask.
 
 from sparing.engines.engine import Outcome
 from sparing.secure_round.planned_sum import SECURE_KINDS
+from sparing.wire.frame import BYTE_KINDS
 
-BYTE_KINDS = ("value", "index", "scale", "header", "notes")
 ALL_BYTE_KINDS = (*BYTE_KINDS, *SECURE_KINDS)
 _KEYS = ("round", "client", "direction")
 
