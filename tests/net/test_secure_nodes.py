@@ -1,12 +1,13 @@
 """A server that sees everything and lies: it reads noise, and a node gives it its share of one sum and nothing else."""
 
+import zlib
 from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import pytest
 
 from net.federation import Federated, study_with
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, FederationError
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
 from sparing.net.node_sums import SumRules, client_keys, read_keys_file
 from sparing.secure.bit_packing import packed_bytes
@@ -131,6 +132,78 @@ def test_terms_other_than_the_studys_are_refused(tmp_path):
     with pytest.raises(Exception, match="the terms of the sum of round 1 are not those of the study"):
         federated.run(spy)
     assert not spy.uploads()
+
+
+def other_grid(letter: Letter) -> Letter:
+    """By which nothing of an update is left in the sum."""
+    notice, download = read_notice(letter.body)
+    return letter._replace(body=write_notice(notice._replace(total=2.0**52)) + download)
+
+
+def other_model(letter: Letter) -> Letter:
+    """With one weight changed, and the checksum made to fit."""
+    notice = len(letter.body) - len(read_notice(letter.body)[1])
+    parcel = bytearray(letter.body[notice:-4])
+    parcel[len(parcel) // 2] ^= 1
+    return letter._replace(body=letter.body[:notice] + parcel + zlib.crc32(parcel).to_bytes(4, "little"))
+
+
+def other_numbers(letter: Letter) -> Letter:
+    return letter._replace(samples=letter.samples + 1)
+
+
+@pytest.mark.parametrize("lie", [other_grid, other_model, other_numbers])
+def test_what_is_told_to_one_client_alone_is_refused(lie, tmp_path):
+    """Else all but one could be told something by which nothing of them is left in the sum."""
+    network = {"deadline": 10.0, "retries": 0, "quorum": 3}
+    federated = Federated(study_with("fedavg", **STUDY, secure=True, network=network), tmp_path)
+    spy = Spy(federated, lambda letter: lie(letter) if letter.kind == Kind.TRAIN and letter.client else letter)
+    with pytest.raises(FederationError, match="about another model, grid or study than this client was told of"):
+        federated.run(spy)
+    assert not spy.uploads()
+
+
+@pytest.mark.parametrize("change", ["cohort", "bits", "about"])
+def test_an_update_is_for_the_sum_that_it_was_trained_for(change, tmp_path):
+    """With dp its noise is that of a cohort's size; and a value that does not fit into fewer bits would be told."""
+    federated = Federated(study_with([{"dp": {"noise": 1.0}}], **STUDY, secure=True), tmp_path)
+    spy = Spy(federated, stop_before(Kind.INTRODUCE))
+    with pytest.raises(Stopped):
+        federated.run(spy)
+    again = new_attempt(spy, 0)
+    terms = read_sum_terms(again.body)
+    fewer = federated.nodes[0].jobs[0].secure.terms(*terms[:3], (0, 1, 2), terms.size, terms.bits, terms.about)  # type: ignore[union-attr]
+    lies = {"cohort": fewer, "bits": terms._replace(bits=33), "about": terms._replace(about=bytes(32))}
+    lie = lies[change]
+    asked = again._replace(body=write_sum_terms(lie), cohort=len(lie.cohort))
+    assert "has trained round 1 for a sum by other terms" in refused(federated, asked)
+    assert ask(federated, again).kind == Kind.PREPARED
+
+
+def test_noise_is_that_of_the_cohort_in_the_terms(tmp_path):
+    """More honest clients have smaller parts of it."""
+    federated = Federated(study_with([{"dp": {"noise": 1.0}}], **STUDY, secure=True), tmp_path)
+    spy = Spy(federated, stop_before(Kind.TRAIN))
+    with pytest.raises(Stopped) as stopped:
+        federated.run(spy)
+    train = stopped.value.letter._replace(cohort=50)
+    assert "terms of another sum than that of round 1" in refused(federated, train)
+    prepare = train._replace(kind=Kind.PREPARE, cohort=5, body=write_sum_terms(read_notice(train.body)[0].terms))
+    assert ask(federated, prepare).kind == Kind.NEED
+
+
+def stop_before(kind: Kind) -> Callable[[Letter], Letter]:
+    def stop(letter: Letter) -> Letter:
+        if letter.kind == kind:
+            raise Stopped(letter)
+        return letter
+
+    return stop
+
+
+class Stopped(KeyboardInterrupt):
+    def __init__(self, letter: Letter):
+        self.letter = letter
 
 
 def test_keys_are_pinned_at_joining(played):

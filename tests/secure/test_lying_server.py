@@ -293,6 +293,17 @@ def test_substituted_keys():
     assert clients[0].state.upload == b""  # type: ignore[union-attr]
 
 
+def test_who_was_told_something_else_is_a_stranger():
+    clients = make_clients(N)
+    terms, other = terms_of(clients), terms_of(clients, about=bytes(31) + b"1")
+    message = clients[VICTIM].prepare(other)
+    lied = message[:12] + terms.digest + message[44:]
+    with pytest.raises(SecureError, match="another sum than round 1"):
+        read_prepared(terms, clients[0].roster, VICTIM, message)
+    with pytest.raises(SecureError, match="the fresh key of client 3 in round 1 is not signed"):
+        read_prepared(terms, clients[0].roster, VICTIM, lied)
+
+
 def test_a_prepare_message_of_another_round_or_attempt():
     clients = make_clients(N)
     message = clients[0].prepare(terms_of(clients))
