@@ -206,6 +206,22 @@ class Stopped(KeyboardInterrupt):
         self.letter = letter
 
 
+def test_a_refusal_tells_nothing_of_an_update(tmp_path):
+    local = {"steps": 2, "lr": 1e9}
+    network = {"deadline": 10.0, "retries": 0, "quorum": 3}
+    federated = Federated(study_with("fedavg", **(STUDY | {"local": local}), secure=True, network=network), tmp_path)
+    lines: list[str] = []
+    for node in federated.nodes.values():
+        node.tell = lines.append
+    spy = Spy(federated)
+    with pytest.raises(FederationError, match="no update of round 1 that can be summed; its node's own log says why"):
+        federated.run(spy)
+    assert any("update of size" in line for line in lines)
+    said = [read_sentence(one.body) for one in spy.answers if one.kind == Kind.REFUSED]
+    assert said
+    assert not any("size" in one for one in said)
+
+
 def test_keys_are_pinned_at_joining(played):
     federated, spy = played
     keys = spy.kind(Kind.KEYS)[0]

@@ -5,7 +5,8 @@ nothing is trained twice because a reply was lost, and a letter that contradicts
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -126,7 +127,8 @@ class Node:
             secret = self.secrets.get(letter.client) or new_client_secret(key)
             kept = Kept(letter.run, letter.client, holding.n, body, secret)
             self.check_samples(kept)
-            self.jobs.pop(letter.client, None)  # by the terms of a run that never began
+            for made in (self.jobs, self.sums):  # by the terms of a run that never began
+                made.pop(letter.client, None)
             self.job_of(kept)
             self.store.save(kept)
         elif kept.run != letter.run:
@@ -283,12 +285,27 @@ class Node:
         except _OtherModel:
             return letter.answer(Kind.NEED)
         sums = self.checked_sum(letter, job, got) if job.secure is not None else None
-        upload, state = self.train_round(letter, kept, job, got, sums)
+        with self.keeping_numbers(letter, sums):
+            upload, state = self.train_round(letter, kept, job, got, sums)
         terms = b"" if sums is None else in_any_attempt(read_notice(letter.body)[0].terms)
         kept = kept._replace(pending=Pending(letter.round, digest, upload, state, copy, terms))
         self.store.save(kept)
         self.kept[kept.client] = kept
         return letter.answer(Kind.UPLOAD, upload)
+
+    @contextmanager
+    def keeping_numbers(self, letter: Letter, sums: RoundSum | None) -> Iterator[None]:
+        """What is said of an update that would be masked tells nothing of it."""
+        try:
+            yield
+        except SparingError as error:
+            if sums is None:
+                raise
+            self.tell(printable(f"client {letter.client}, round {letter.round}: {error}"))
+            raise SecureError(
+                f"client {letter.client} has no update of round {letter.round} that can be summed; its node's own log "
+                "says why"
+            ) from None
 
     def refuse_backwards(self, letter: Letter, kept: Kept, trained: int) -> None:
         """Rounds only go on: before a letter of a later round leaves the server, every earlier one is on its disk."""
