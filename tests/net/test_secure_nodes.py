@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from net.federation import Federated, study_with
-from sparing.core.errors import ConfigError, FederationError
+from sparing.core.errors import ConfigError, FederationError, SecureError
+from sparing.net.key_book import PublicKeyBook
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
 from sparing.net.node_sums import SumRules, client_keys, read_keys_file
 from sparing.secure.bit_packing import packed_bytes
-from sparing.secure.long_term import KeyRoster, new_node_keys
+from sparing.secure.long_term import KeyRoster, new_node_keys, read_key_roster
 from sparing.secure.node_rules import NodePolicy
 from sparing.secure.sum_messages import MESSAGE_HEAD_BYTES
 from sparing.secure.sum_terms import read_sum_terms, write_sum_terms
@@ -251,6 +252,27 @@ def test_a_node_goes_by_the_keys_that_were_handed_out(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         federated.run(tell=tell)
     assert "is not the one that was handed out" in lines[-1]
+
+
+def test_keys_that_are_handed_out_later_count_too(played):
+    """A node joined without `--keys`, and is started with them."""
+    federated, spy = played
+    known = read_key_roster(spy.kind(Kind.KEYS)[0].body.decode())
+    handed_out = KeyRoster({who: known[who] for who in range(4)} | {4: new_node_keys().public()})
+    federated.start_node(0)
+    federated.nodes[0].rules = SumRules(True, NodePolicy(), handed_out)
+    assert "is not the one that was handed out" in refused(federated, new_attempt(spy, 0))
+
+
+def test_keys_that_would_spoil_the_roster_of_all_are_refused():
+    book, mine, others = PublicKeyBook(), new_node_keys().public(), new_node_keys().public()
+    book.add(0, b"".join(mine))
+    for wrong in (mine, (others.signing, mine.sharing), (others.signing, bytes(32)), (mine.signing, others.sharing)):
+        with pytest.raises(SecureError):
+            book.add(1, b"".join(wrong))
+    book.add(1, b"".join(others))
+    book.add(1, b"".join(others))
+    assert list(book.roster) == [0, 1]
 
 
 @pytest.mark.parametrize(
