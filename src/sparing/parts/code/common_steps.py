@@ -95,7 +95,7 @@ def common_steps_step(layout: Layout) -> Step:
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         weight, sizes = ctx.placed(blended.weight), blended.seen[SIZES]
-        mean = (weight[:, None] * sizes).sum(0) / weight.sum()
+        mean = ((weight[:, None] * sizes).sum(0) / weight.sum()).clamp(_FLATTEST, _STEEPEST)  # of a sum, one may lie
         said = {"largest_step": torch.exp2(state[STEPS].max())} if names else {}
         return blended.update, {STEPS: (mean.ceil() + 1 - _CODED)[None]}, said
 
