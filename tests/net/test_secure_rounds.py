@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from net.federation import Federated, Simulated, same_states, study_with
-from sparing.core.errors import FederationError
+from sparing.core.errors import CheckpointError, FederationError
 from sparing.net import node
+from sparing.net.kept_sum import KEPT_SUM_FILE, read_kept_sum, write_kept_sum
 from sparing.net.letter import Kind, read_letter
 from sparing.secure_round import fixed_point
 from sparing.secure_round.sum_layout import LOSS, split_number
@@ -168,3 +169,29 @@ def test_weights_that_cannot_be_are_noticed(value: int, monkeypatch, tmp_path) -
     federated = Federated(study_with("fedsim", **LARGE), tmp_path)
     assert [row.clients for row in federated.run().table] == [0] * 4
     assert "one of them lied, and nobody can tell which" in (tmp_path / "run" / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("altered", [None, "masked", "arrived"])
+def test_a_server_that_stops_while_it_unmasks_asks_the_same_again(altered: str | None, tmp_path) -> None:
+    federated = Federated(study_with("psfed", **LARGE), tmp_path)
+
+    def stop(t: int, who: int) -> str | None:
+        if t == 2 and who == 3 and post.seen[-1][2] == Kind.UNMASK:
+            raise KeyboardInterrupt
+        return None
+
+    post = Silent(federated, stop)
+    with pytest.raises(KeyboardInterrupt):
+        federated.run(post)
+    path = tmp_path / "run" / KEPT_SUM_FILE
+    kept = read_kept_sum(path)
+    assert kept is not None
+    if altered is None:
+        result = federated.resume()
+        alone = Simulated(study_with("psfed", **LARGE), tmp_path / "alone")
+        assert result.model_sha256 == alone.result.model_sha256
+        return
+    others = {"masked": kept._replace(masked=kept.masked[:-1]), "arrived": kept._replace(arrived={*kept.arrived, 99})}
+    write_kept_sum(path, others[altered])
+    with pytest.raises(CheckpointError, match="was altered, and nodes unmask no other sum of its round"):
+        federated.resume()
