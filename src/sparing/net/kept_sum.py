@@ -51,5 +51,5 @@ def read_kept_sum(path: Path) -> KeptSum | None:
         return KeptSum(int(meta["round"]), terms, prepared, masked, arrived, set(meta["lost"]))
     except (KeyError, TypeError, ValueError, SecureError):
         raise CheckpointError(
-            f"{path} was altered, and nodes unmask no other sum of its round; restore it from a copy, or start a new run"
+            f"{path} was altered, and nodes unmask no other sum of its round; restore it, or start a new run"
         ) from None
