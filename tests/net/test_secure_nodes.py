@@ -1,15 +1,17 @@
 """A server that sees everything and lies: it reads noise, and a node gives it its share of one sum and nothing else."""
 
+import zlib
 from collections.abc import Callable, Generator, Iterator
 
 import numpy as np
 import pytest
 
 from net.federation import Federated, study_with
-from sparing.core.errors import ConfigError
+from sparing.core.errors import ConfigError, FederationError, SecureError
+from sparing.net.key_book import PublicKeyBook
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
 from sparing.net.node_sums import SumRules, open_node_keys, read_keys_file
-from sparing.secure.long_term import KeyRoster, new_node_keys
+from sparing.secure.long_term import KeyRoster, new_node_keys, read_key_roster
 from sparing.secure.node_rules import NodePolicy
 from sparing.secure.sum_messages import MESSAGE_HEAD_BYTES
 from sparing.secure.sum_terms import read_sum_terms, write_sum_terms
@@ -132,6 +134,94 @@ def test_terms_other_than_the_studys_are_refused(tmp_path):
     assert not spy.uploads()
 
 
+def other_grid(letter: Letter) -> Letter:
+    """By which nothing of an update is left in the sum."""
+    notice, download = read_notice(letter.body)
+    return letter._replace(body=write_notice(notice._replace(total=2.0**52)) + download)
+
+
+def other_model(letter: Letter) -> Letter:
+    """With one weight changed, and the checksum made to fit."""
+    notice = len(letter.body) - len(read_notice(letter.body)[1])
+    parcel = bytearray(letter.body[notice:-4])
+    parcel[len(parcel) // 2] ^= 1
+    return letter._replace(body=letter.body[:notice] + parcel + zlib.crc32(parcel).to_bytes(4, "little"))
+
+
+def other_numbers(letter: Letter) -> Letter:
+    return letter._replace(samples=letter.samples + 1)
+
+
+@pytest.mark.parametrize("lie", [other_grid, other_model, other_numbers])
+def test_what_is_told_to_one_client_alone_is_refused(lie, tmp_path):
+    """Else all but one could be told something by which nothing of them is left in the sum."""
+    network = {"deadline": 10.0, "retries": 0, "quorum": 3}
+    federated = Federated(study_with("fedavg", **STUDY, secure=True, network=network), tmp_path)
+    spy = Spy(federated, lambda letter: lie(letter) if letter.kind == Kind.TRAIN and letter.client else letter)
+    with pytest.raises(FederationError, match="about another model, grid or study than this client was told of"):
+        federated.run(spy)
+    assert not spy.uploads()
+
+
+@pytest.mark.parametrize("change", ["cohort", "bits", "about"])
+def test_an_update_is_for_the_sum_that_it_was_trained_for(change, tmp_path):
+    """With dp its noise is that of a cohort's size; and a value that does not fit into fewer bits would be told."""
+    federated = Federated(study_with([{"dp": {"noise": 1.0}}], **STUDY, secure=True), tmp_path)
+    spy = Spy(federated, stop_before(Kind.INTRODUCE))
+    with pytest.raises(Stopped):
+        federated.run(spy)
+    again = new_attempt(spy, 0)
+    terms = read_sum_terms(again.body)
+    fewer = federated.nodes[0].jobs[0].secure.terms(*terms[:3], (0, 1, 2), terms.size, terms.bits, terms.about)  # type: ignore[union-attr]
+    lies = {"cohort": fewer, "bits": terms._replace(bits=33), "about": terms._replace(about=bytes(32))}
+    lie = lies[change]
+    asked = again._replace(body=write_sum_terms(lie), cohort=len(lie.cohort))
+    assert "has trained round 1 for a sum by other terms" in refused(federated, asked)
+    assert ask(federated, again).kind == Kind.PREPARED
+
+
+def test_noise_is_that_of_the_cohort_in_the_terms(tmp_path):
+    """More honest clients have smaller parts of it."""
+    federated = Federated(study_with([{"dp": {"noise": 1.0}}], **STUDY, secure=True), tmp_path)
+    spy = Spy(federated, stop_before(Kind.TRAIN))
+    with pytest.raises(Stopped) as stopped:
+        federated.run(spy)
+    train = stopped.value.letter._replace(cohort=50)
+    assert "terms of another sum than that of round 1" in refused(federated, train)
+    prepare = train._replace(kind=Kind.PREPARE, cohort=5, body=write_sum_terms(read_notice(train.body)[0].terms))
+    assert ask(federated, prepare).kind == Kind.NEED
+
+
+def stop_before(kind: Kind) -> Callable[[Letter], Letter]:
+    def stop(letter: Letter) -> Letter:
+        if letter.kind == kind:
+            raise Stopped(letter)
+        return letter
+
+    return stop
+
+
+class Stopped(KeyboardInterrupt):
+    def __init__(self, letter: Letter):
+        self.letter = letter
+
+
+def test_a_refusal_tells_nothing_of_an_update(tmp_path):
+    local = {"steps": 2, "lr": 1e9}
+    network = {"deadline": 10.0, "retries": 0, "quorum": 3}
+    federated = Federated(study_with("fedavg", **(STUDY | {"local": local}), secure=True, network=network), tmp_path)
+    lines: list[str] = []
+    for node in federated.nodes.values():
+        node.tell = lines.append
+    spy = Spy(federated)
+    with pytest.raises(FederationError, match="no update of round 1 that can be summed; its node's own log says why"):
+        federated.run(spy)
+    assert any("update of size" in line for line in lines)
+    said = [read_sentence(one.body) for one in spy.answers if one.kind == Kind.REFUSED]
+    assert said
+    assert not any("size" in one for one in said)
+
+
 def test_keys_are_pinned_at_joining(played):
     federated, spy = played
     keys = spy.kind(Kind.KEYS)[0]
@@ -162,6 +252,27 @@ def test_a_node_goes_by_the_keys_that_were_handed_out(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         federated.run(tell=tell)
     assert "is not the one that was handed out" in lines[-1]
+
+
+def test_keys_that_are_handed_out_later_count_too(played):
+    """A node joined without `--keys`, and is started with them."""
+    federated, spy = played
+    known = read_key_roster(spy.kind(Kind.KEYS)[0].body.decode())
+    handed_out = KeyRoster({who: known[who] for who in range(4)} | {4: new_node_keys().public()})
+    federated.start_node(0)
+    federated.nodes[0].rules = SumRules(True, NodePolicy(), handed_out)
+    assert "is not the one that was handed out" in refused(federated, new_attempt(spy, 0))
+
+
+def test_keys_that_would_spoil_the_roster_of_all_are_refused():
+    book, mine, others = PublicKeyBook(), new_node_keys().public(), new_node_keys().public()
+    book.add(0, b"".join(mine))
+    for wrong in (mine, (others.signing, mine.sharing), (others.signing, bytes(32)), (mine.signing, others.sharing)):
+        with pytest.raises(SecureError):
+            book.add(1, b"".join(wrong))
+    book.add(1, b"".join(others))
+    book.add(1, b"".join(others))
+    assert list(book.roster) == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from net.federation import Federated, Simulated, same_states, study_with
-from sparing.core.errors import FederationError
+from sparing.core.errors import CheckpointError, FederationError
+from sparing.net import node
+from sparing.net.kept_sum import KEPT_SUM_FILE, read_kept_sum, write_kept_sum
 from sparing.net.letter import Kind, read_letter
+from sparing.secure_round import fixed_point
+from sparing.secure_round.sum_layout import LOSS, split_number
 
 MLP = {"data": "digits", "clients": 6, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [12, 10]}}}
 STUDY = {"task": MLP, "rounds": 3, "sample": 4, "evaluate": {"every": 3}, "local": {"steps": 2, "lr": 0.05}}
@@ -137,3 +141,61 @@ def test_too_few_in_every_attempt_stops_in_a_sentence(tmp_path) -> None:
         federated.run(Silent(federated, lambda t, who: "upload" if t == 2 and who < 5 else None))
     result = federated.resume()
     assert result.model_sha256 == Simulated(study_with("fedavg", **LARGE), tmp_path / "alone").result.model_sha256
+
+
+def lies_in_numbers(value: int, liar: int, monkeypatch) -> None:
+    """One client says this in place of all numbers but its loss."""
+    true = node.client_vector
+
+    def vector(method, sums, got, up, ctx):
+        words, layout = true(method, sums, got, up, ctx).copy(), sums.layout
+        each = layout.words(fixed_point.BITS)
+        at = len(words) - each * sum(count for _, count in layout.numbers)
+        for name, count in layout.numbers:
+            if name != LOSS and int(ctx.ids[0]) == liar:
+                words[at : at + each * count] = [word for word in split_number(value, layout) for _ in range(count)]
+            at += each * count
+        return words
+
+    monkeypatch.setattr(node, "client_vector", vector)
+
+
+@pytest.mark.parametrize("value", [1 << 158, -(1 << 158)])
+def test_a_lie_about_sizes_does_not_end_the_run_for_others(value: int, monkeypatch, tmp_path) -> None:
+    lies_in_numbers(value, 2, monkeypatch)
+    federated = Federated(study_with([{"int8": {"common": True}}, "memory"], **LARGE), tmp_path)
+    assert [row.clients for row in federated.run().table] == [8] * 4
+
+
+@pytest.mark.parametrize("value", [1 << 158, -(1 << 158)])
+def test_weights_that_cannot_be_are_noticed(value: int, monkeypatch, tmp_path) -> None:
+    lies_in_numbers(value, 2, monkeypatch)
+    federated = Federated(study_with("fedsim", **LARGE), tmp_path)
+    assert [row.clients for row in federated.run().table] == [0] * 4
+    assert "one of them lied, and nobody can tell which" in (tmp_path / "run" / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("altered", [None, "masked", "arrived"])
+def test_a_server_that_stops_while_it_unmasks_asks_the_same_again(altered: str | None, tmp_path) -> None:
+    federated = Federated(study_with("psfed", **LARGE), tmp_path)
+
+    def stop(t: int, who: int) -> str | None:
+        if t == 2 and who == 3 and post.seen[-1][2] == Kind.UNMASK:
+            raise KeyboardInterrupt
+        return None
+
+    post = Silent(federated, stop)
+    with pytest.raises(KeyboardInterrupt):
+        federated.run(post)
+    path = tmp_path / "run" / KEPT_SUM_FILE
+    kept = read_kept_sum(path)
+    assert kept is not None
+    if altered is None:
+        result = federated.resume()
+        alone = Simulated(study_with("psfed", **LARGE), tmp_path / "alone")
+        assert result.model_sha256 == alone.result.model_sha256
+        return
+    others = {"masked": kept._replace(masked=kept.masked[:-1]), "arrived": kept._replace(arrived={*kept.arrived, 99})}
+    write_kept_sum(path, others[altered])
+    with pytest.raises(CheckpointError, match="was altered, and nodes unmask no other sum of its round"):
+        federated.resume()

@@ -293,6 +293,17 @@ def test_substituted_keys():
     assert clients[0].state.upload == b""  # type: ignore[union-attr]
 
 
+def test_who_was_told_something_else_is_a_stranger():
+    clients = make_clients(N)
+    terms, other = terms_of(clients), terms_of(clients, about=bytes(31) + b"1")
+    message = clients[VICTIM].prepare(other)
+    lied = message[:12] + terms.digest + message[44:]
+    with pytest.raises(SecureError, match="another sum than round 1"):
+        read_prepared(terms, clients[0].roster, VICTIM, message)
+    with pytest.raises(SecureError, match="the fresh key of client 3 in round 1 is not signed"):
+        read_prepared(terms, clients[0].roster, VICTIM, lied)
+
+
 def test_a_prepare_message_of_another_round_or_attempt():
     clients = make_clients(N)
     message = clients[0].prepare(terms_of(clients))
@@ -513,3 +524,17 @@ def test_a_least_by_which_lists_could_single_out_a_few():
     with pytest.raises(SecureError, match="by lying a server could make it that of 2; this node wants 20"):
         clients[0].prepare(terms_of(clients, least=33))
     clients[0].prepare(terms_of(clients, clients=20, colluding=5))
+
+
+def test_a_node_that_is_never_asked_to_unmask_is_not_singled_out():
+    """14 clients, of whom 4 collude: the victim is told of 5 and those 4, and each of the 5 is called a survivor by so
+    few that its fresh key can be rebuilt. Lists of survivors are long, but the victim gets none."""
+    clients = make_clients(14, NodePolicy(clients=3, colluding=4))
+    terms = terms_of(clients, clients=3, colluding=4)
+    assert (terms.threshold, terms.least) == (9, 11)
+    victim, dropped, hidden = 0, range(1, 6), range(6, 10)
+    total = prepared_sum(clients, terms)
+    data = introduced_with(total, victim, dict.fromkeys(hidden))
+    with pytest.raises(SecureError, match="9 others prepared in round 1, where a sum of 11 needs 10"):
+        clients[victim].upload(data, random_values(terms, 0)[victim])
+    assert len(dropped) * (len(clients) - 2 - terms.threshold) >= 4 * 2 + 5 * 1  # so their fresh keys could be had

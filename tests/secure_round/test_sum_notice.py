@@ -10,7 +10,7 @@ from sparing.secure.sum_terms import make_sum_terms
 from sparing.secure_round.sum_notice import notice_bytes, read_notice, sum_notice, write_notice
 
 NAMES = ("conv.weight", "conv.bias", "head")
-GRID = Grid(Limits(NAMES, torch.tensor([2.0**16, 2.0**0, 2.0**40], dtype=torch.float64)), 97.0)
+GRID = Grid(Limits(NAMES, torch.tensor([2.0**16, 2.0**17, 2.0**40], dtype=torch.float64)), 97.0)
 TERMS = make_sum_terms(bytes(range(16)), 7, 2, (1, 4, 9, 11, 200), size=1234, bits=53)
 NOTICE = sum_notice(TERMS, GRID, 97.0, NAMES)
 WRITTEN = write_notice(NOTICE)
@@ -58,8 +58,15 @@ def test_hostile_bytes_give_a_notice_or_a_secure_error():
             continue
         fine += 1
         assert 1 <= notice.total <= 2.0**52
-        assert all(1 <= float(grid.limit(name)) < float("inf") for name in NAMES)
+        assert all(2.0**16 <= float(grid.limit(name)) < float("inf") for name in NAMES)
     assert fine, "some bytes say something else that makes sense"
+
+
+@pytest.mark.parametrize("exponent", [-1, 0, 15, 513])
+def test_limits_that_no_model_has_are_refused(exponent):
+    """By the small ones a server would learn from a refusal how large one client's update is."""
+    with pytest.raises(SecureError, match="limits that no model has"):
+        read_notice(write_notice(NOTICE._replace(exponents=(16, exponent, 17))))
 
 
 @pytest.mark.parametrize("total", [float("nan"), float("inf"), 0.0, -1.0, 2.0**53])

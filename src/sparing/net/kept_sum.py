@@ -45,6 +45,11 @@ def read_kept_sum(path: Path) -> KeptSum | None:
         messages = {int(name.partition("/")[2]): one for name, one in data.items() if name.startswith("prepared/")}
         prepared = {who: read_prepare(one, terms, who, near[who]) for who, one in messages.items()}
         masked = np.frombuffer(data["masked"], word_type(terms.bits))
-        return KeptSum(int(meta["round"]), terms, prepared, masked, set(meta["arrived"]), set(meta["lost"]))
-    except (KeyError, ValueError, SecureError):
-        raise CheckpointError(f"{path} was altered; restore it, or start a new run") from None
+        arrived = set(meta["arrived"])
+        if len(masked) != terms.size or not terms.least <= len(arrived) or not arrived <= prepared.keys():
+            raise ValueError
+        return KeptSum(int(meta["round"]), terms, prepared, masked, arrived, set(meta["lost"]))
+    except (KeyError, TypeError, ValueError, SecureError):
+        raise CheckpointError(
+            f"{path} was altered, and nodes unmask no other sum of its round; restore it, or start a new run"
+        ) from None

@@ -17,11 +17,21 @@ class PublicKeyBook:
         if len(body) != 2 * KEY_BYTES:
             raise WireError(f"client {client} sends {len(body)} bytes as its public keys, not {2 * KEY_BYTES}")
         keys = PublicKeys(body[:KEY_BYTES], body[KEY_BYTES:])
-        if self.known.setdefault(client, keys) != keys:
+        if client not in self.known:
+            self._check(client, keys)
+            self.known[client] = keys
+        if self.known[client] != keys:
             raise ConfigError(
                 f"client {client} has other keys than those that everybody holds; restore its state folder, or start a "
                 "new run"
             )
+
+    def _check(self, client: int, keys: PublicKeys) -> None:
+        """What a roster would refuse, refused when it is said: one client must not spoil everybody's."""
+        KeyRoster({client: keys})
+        for who, other in self.known.items():
+            if keys.signing == other.signing or keys.sharing == other.sharing:
+                KeyRoster({who: other, client: keys})
 
     def use(self, roster: KeyRoster, clients: int) -> None:
         """Go by a roster that the operator has handed out."""

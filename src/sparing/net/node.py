@@ -5,7 +5,8 @@ nothing is trained twice because a reply was lost, and a letter that contradicts
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -28,11 +29,11 @@ from sparing.net.node_sums import NodeSums, SumRules
 from sparing.net.store import Kept, Pending, Store
 from sparing.net.terms import OwnCode, digest_of, node_job, read_terms
 from sparing.runs.privacy.secret import ClientSecret, new_client_secret
-from sparing.secure.masks import word_type
-from sparing.secure.sum_terms import SumTerms, read_sum_terms
+from sparing.secure.sum_terms import SumTerms, read_sum_terms, write_sum_terms
 from sparing.secure_round.sum_layout import sum_layout
 from sparing.secure_round.sum_notice import read_notice, write_notice
 from sparing.secure_round.summands import RoundSum, client_vector, read_vector, write_vector
+from sparing.secure_round.told_alike import told_alike
 from sparing.wire import to_bytes
 
 MOST_LETTER = 2 << 30
@@ -126,7 +127,8 @@ class Node:
             secret = self.secrets.get(letter.client) or new_client_secret(key)
             kept = Kept(letter.run, letter.client, holding.n, body, secret)
             self.check_samples(kept)
-            self.jobs.pop(letter.client, None)  # by the terms of a run that never began
+            for made in (self.jobs, self.sums):  # by the terms of a run that never began
+                made.pop(letter.client, None)
             self.job_of(kept)
             self.store.save(kept)
         elif kept.run != letter.run:
@@ -245,23 +247,13 @@ class Node:
         return self.prepare_sum(letter, self.kept[kept.client], notice.terms)
 
     def prepare_sum(self, letter: Letter, kept: Kept, terms: SumTerms) -> Letter:
-        self.check_terms(letter, kept, terms)
-        return letter.answer(Kind.PREPARED, self.sums_of(kept).prepare(terms))
-
-    def check_terms(self, letter: Letter, kept: Kept, terms: SumTerms) -> None:
-        """The terms must be those that follow from the study for this cohort, whatever the server would like."""
-        settings = self.job_of(kept).secure
-        assert settings is not None
-        if (terms.run, terms.round, len(terms.cohort)) != (letter.run, letter.round, letter.cohort):
-            raise SecureError(f"terms of another sum than that of round {letter.round}; send its own")
-        expected = settings.terms(terms.run, terms.round, terms.attempt, terms.cohort, terms.size, terms.bits)
-        if terms != expected:
-            raise SecureError(f"the terms of the sum of round {letter.round} are not those of the study")
-        vector = self.vector_of(letter, kept)
-        if (len(vector), vector.dtype) != (terms.size, word_type(terms.bits)):
+        """Agree to another attempt at the sum that the update of this round is for, and to no other sum."""
+        if kept.pending is None or kept.pending.terms != in_any_attempt(terms):
             raise SecureError(
-                f"a sum of {terms.size} values of {terms.bits} bits, where client {kept.client} has {len(vector)}"
+                f"client {kept.client} has trained round {letter.round} for a sum by other terms; send those, with "
+                "another attempt"
             )
+        return letter.answer(Kind.PREPARED, self.sums_of(kept).prepare(terms))
 
     def vector_of(self, letter: Letter, kept: Kept) -> np.ndarray:
         """The update of this round that the client has kept, unmasked."""
@@ -298,11 +290,28 @@ class Node:
             got, copy = self.read(letter, kept, job)
         except _OtherModel:
             return letter.answer(Kind.NEED)
-        upload, state = self.train_round(letter, kept, job, got)
-        kept = kept._replace(pending=Pending(letter.round, digest, upload, state, copy))
+        sums = self.checked_sum(letter, job, got) if job.secure is not None else None
+        with self.keeping_numbers(letter, sums):
+            upload, state = self.train_round(letter, kept, job, got, sums)
+        terms = b"" if sums is None else in_any_attempt(read_notice(letter.body)[0].terms)
+        kept = kept._replace(pending=Pending(letter.round, digest, upload, state, copy, terms))
         self.store.save(kept)
         self.kept[kept.client] = kept
         return letter.answer(Kind.UPLOAD, upload)
+
+    @contextmanager
+    def keeping_numbers(self, letter: Letter, sums: RoundSum | None) -> Iterator[None]:
+        """What is said of an update that would be masked tells nothing of it."""
+        try:
+            yield
+        except SparingError as error:
+            if sums is None:
+                raise
+            self.tell(printable(f"client {letter.client}, round {letter.round}: {error}"))
+            raise SecureError(
+                f"client {letter.client} has no update of round {letter.round} that can be summed; its node's own log "
+                "says why"
+            ) from None
 
     def refuse_backwards(self, letter: Letter, kept: Kept, trained: int) -> None:
         """Rounds only go on: before a letter of a later round leaves the server, every earlier one is on its disk."""
@@ -333,30 +342,43 @@ class Node:
             raise _OtherModel
         return got, {name: x.clone() for name, x in copy.items()}
 
-    def train_round(self, letter: Letter, kept: Kept, job: Job, got: Parcel) -> tuple[bytes, Tree]:
+    def train_round(
+        self, letter: Letter, kept: Kept, job: Job, got: Parcel, sums: RoundSum | None
+    ) -> tuple[bytes, Tree]:
         ctx = round_context(letter, job)
         state = first_client(job.method, job.initial) if kept.state is None else kept.state
         up, state = client_round(job.method, state, got, job.train, ctx)
         if not job.method.blend.lenient:
             refuse_infinite(up, ctx)
-        if job.secure is None:
+        if sums is None:
             upload = to_bytes(up, 0, f"{parcel_about(ctx)}/up")
         else:
-            upload = write_vector(self.summed_vector(letter, job, got, up, ctx))
+            upload = write_vector(client_vector(job.method, sums, got, up, ctx))
         loss = float(up.notes["loss"][0])
         self.tell(f"client {kept.client}, round {letter.round}: loss {loss:.4f}, {len(upload):,} bytes up")
         return upload, {name: x.detach().clone() for name, x in state.items()}
 
-    def summed_vector(self, letter: Letter, job: Job, got: Parcel, up: Parcel, ctx: Ctx) -> np.ndarray:
-        """What this client adds to the sum that the letter is about."""
-        notice, _ = read_notice(letter.body)
+    def checked_sum(self, letter: Letter, job: Job, got: Parcel) -> RoundSum:
+        """The sum that the letter is about: its terms must be those that follow from the study and from what this
+        client was told, whatever the server would like."""
+        assert job.secure is not None
+        ctx, notice = round_context(letter, job), read_notice(letter.body)[0]
         terms, layout = notice.terms, sum_layout(job.method, got, notice.total, ctx)
+        if (terms.run, terms.round, len(terms.cohort)) != (letter.run, letter.round, letter.cohort):
+            raise SecureError(f"terms of another sum than that of round {letter.round}; send its own")
         if (layout.size, layout.bits) != (terms.size, terms.bits):
             raise SecureError(
                 f"a sum of {terms.size} values of {terms.bits} bits, and this client has {layout.size} of {layout.bits}"
             )
-        grid = notice.grid([leaf.name for leaf in layout.leaves])
-        return client_vector(job.method, RoundSum(layout, grid, notice.total), got, up, ctx)
+        if terms != job.secure.terms(*terms[:6], terms.about):
+            raise SecureError(f"the terms of the sum of round {letter.round} are not those of the study")
+        sums = RoundSum(layout, notice.grid([leaf.name for leaf in layout.leaves]), notice.total)
+        if told_alike(letter.terms, job.method, sums, got, ctx) != terms.about:
+            raise SecureError(
+                f"the terms of the sum of round {letter.round} are about another model, grid or study than this client "
+                "was told of; tell all clients the same"
+            )
+        return sums
 
     def evaluate(self, letter: Letter, kept: Kept) -> Letter:
         job = self.job_of(kept)
@@ -367,6 +389,11 @@ class Node:
         state = first_client(job.method, job.initial) if kept.state is None else kept.state
         scores = client_scores.scores_of_client(job, state, letter.body, round_context(letter, job))
         return letter.answer(Kind.SCORES, scores)
+
+
+def in_any_attempt(terms: SumTerms) -> bytes:
+    """What stays the same while a round is asked for again."""
+    return write_sum_terms(terms._replace(attempt=0))
 
 
 class _OtherModel(Exception):

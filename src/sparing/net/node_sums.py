@@ -47,11 +47,7 @@ class NodeSums:
     def pin(self, run: bytes, text: str) -> KeyRoster:
         """Everybody's keys, as the server tells them at joining: they stay the same for the run."""
         told = read_key_roster(text)
-        if self.handed_out is not None and told != self.handed_out:
-            raise SecureError(
-                f"the server's key roster {told.fingerprint} is not the one that was handed out, "
-                f"{self.handed_out.fingerprint}; this node takes no part"
-            )
+        self._refuse_other(told)
         held = self._read("roster")
         if held and held["run"] == run.hex() and held["keys"] != told.text():
             raise SecureError("the server's key roster has changed since this node joined; it takes no part")
@@ -63,7 +59,18 @@ class NodeSums:
     def roster(self, run: bytes) -> KeyRoster | None:
         """Everybody's keys; None: it was not told yet."""
         held = self._read("roster")
-        return read_key_roster(held["keys"]) if held and held["run"] == run.hex() else None
+        if not held or held["run"] != run.hex():
+            return None
+        roster = read_key_roster(held["keys"])
+        self._refuse_other(roster)
+        return roster
+
+    def _refuse_other(self, told: KeyRoster) -> None:
+        if self.handed_out is not None and told != self.handed_out:
+            raise SecureError(
+                f"the server's key roster {told.fingerprint} is not the one that was handed out, "
+                f"{self.handed_out.fingerprint}; this node takes no part"
+            )
 
     def prepare(self, terms: SumTerms) -> bytes:
         state, bound = self._held(terms.run)

@@ -25,6 +25,7 @@ from sparing.net.downloads import MOST_ELSE, Downloads
 from sparing.net.kept_sum import KeptSum, read_kept_sum, write_kept_sum
 from sparing.net.letter import HEAD_BYTES, Kind, write_letter
 from sparing.net.round_table import enough_of, quorum_of, said_of_missing
+from sparing.net.terms import digest_of
 from sparing.secure.mask_graph import those_introduced
 from sparing.secure.sum_messages import Prepared, SumLengths
 from sparing.secure.sum_server import MaskedSum, read_prepared
@@ -33,6 +34,7 @@ from sparing.secure_round.planned_sum import PlannedSum
 from sparing.secure_round.sum_layout import sum_layout
 from sparing.secure_round.sum_notice import sum_notice, write_notice
 from sparing.secure_round.summands import RoundSum, fold_sum
+from sparing.secure_round.told_alike import told_alike
 
 if TYPE_CHECKING:
     from sparing.net.desk import Desk
@@ -52,6 +54,7 @@ class SecureTable:
         total, self.sent = method.blend.weigh.most(cohort), outgoing(method, server, first)
         layout = sum_layout(method, self.sent, total, first)
         self.sums = RoundSum(layout, Grid(server.limits, total), total)
+        self.about = told_alike(digest_of(desk.terms), method, self.sums, self.sent, first)
         self.trained: set[int] = set()  # clients that have an update of this round
 
     def play(self) -> None:
@@ -68,8 +71,8 @@ class SecureTable:
         """The terms of one; its number is random, so that none comes again after a restart."""
         settings, layout = self.desk.job.secure, self.sums.layout
         assert settings is not None
-        attempt = random_source.randbits(_ATTEMPT_BITS)
-        return settings.terms(self.desk.run, self.t, attempt, self.cohort.ids.tolist(), layout.size, layout.bits)
+        attempt, ids = random_source.randbits(_ATTEMPT_BITS), self.cohort.ids.tolist()
+        return settings.terms(self.desk.run, self.t, attempt, ids, layout.size, layout.bits, self.about)
 
     def notice(self, terms: SumTerms) -> bytes:
         names = [leaf.name for leaf in self.sums.layout.leaves]

@@ -39,6 +39,7 @@ class Pending(NamedTuple):
     upload: bytes
     state: Tree  # after it
     copy: Tree = {}  # noqa: RUF012
+    terms: bytes = b""  # of the sum that the upload is for, where uploads are summed under masks
 
 
 class Kept(NamedTuple):
@@ -124,7 +125,7 @@ def _tensors_of(kept: Kept) -> tuple[Tree, dict[str, Any]]:
         there = kept.pending
         meta["pending"] = {"round": there.round, "digest": there.digest.hex()}
         tensors |= prefixed("after", there.state) | prefixed("after copy", there.copy)
-        tensors["upload"] = _as_tensor(there.upload)
+        tensors |= {"upload": _as_tensor(there.upload), "sum": _as_tensor(there.terms)}
     return tensors, meta
 
 
@@ -138,6 +139,7 @@ def _kept_from(tensors: Tree, meta: dict[str, Any]) -> Kept:
             _as_bytes(tensors["upload"]),
             under("after", tensors),
             under("after copy", tensors),
+            _as_bytes(tensors["sum"]) if "sum" in tensors else b"",
         )
     return Kept(
         bytes.fromhex(meta["run"]),

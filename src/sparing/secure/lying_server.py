@@ -7,6 +7,10 @@ V, those who collude and the L others are fewer, the rest of them are of D:
 
     D (n - 1 - t)  >=  V max(0, least - V - c) + L max(0, least - V - L - c) + D max(0, least - V - L - c - 1)
 
+A node that is never asked to unmask has no list, but it does not mask towards fewer than `least` with itself
+(`sum_client`): then D with V and those who collude are as many, and its list would cost the server no more than the D
+answers that it goes without.
+
 Where this can be so with a small V, `least` is too low: of 50 clients with t = 33 and `least` 33, 5 who collude suffice
 for the sum of two. With `least` at 40 it is of 29 or more.
 """

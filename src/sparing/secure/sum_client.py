@@ -162,4 +162,9 @@ def _checked_introduction(state: ClientSum, roster: KeyRoster, introduction: byt
             f"{len(others)} neighbours of client {state.client} prepared in round {terms.round}, where the threshold "
             f"needs {terms.threshold}; ask for a new attempt"
         )
+    if terms.all_pairs and len(others) < terms.least - 1:
+        raise SecureError(
+            f"client {state.client} is told that {len(others)} others prepared in round {terms.round}, where a sum of "
+            f"{terms.least} needs {terms.least - 1}; ask for a new attempt"
+        )
     return others

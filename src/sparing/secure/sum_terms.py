@@ -25,7 +25,8 @@ _MOST_CLIENTS = 1 << 16
 _MOST_VALUES = 1 << 40
 _MOST_NUMBER = 1 << 32
 RUN_BYTES = 16
-_TERMS = struct.Struct("<4s16sIIQBxxxIIII")
+ABOUT_BYTES = 32
+_TERMS = struct.Struct("<4s16s32sIIQBxxxIIII")
 _MAGIC = b"STRM"
 
 
@@ -39,6 +40,7 @@ class SumTerms(NamedTuple):
     degree: int  # neighbours of each client; one less than the cohort: all pairs
     threshold: int  # shares that rebuild a secret
     least: int  # uploads below which no sum is unmasked
+    about: bytes = bytes(ABOUT_BYTES)  # digest of whatever else all clients must have been told alike
 
     @property
     def all_pairs(self) -> bool:
@@ -71,15 +73,16 @@ def make_sum_terms(
     least: int | None = None,
     clients: int = FEWEST_CLIENTS,
     colluding: int = 0,
+    about: bytes = bytes(ABOUT_BYTES),
 ) -> SumTerms:
     """The terms with what was not said filled in, so that nodes with `NodePolicy(clients, colluding)` take part.
 
     >>> terms = make_sum_terms(bytes(16), round=1, attempt=1, cohort=range(10), size=5, bits=21)
     >>> terms.degree, terms.threshold, terms.least
     (9, 7, 7)
-    >>> make_sum_terms(bytes(16), 1, 1, range(100), 5, 21)[-3:]
+    >>> make_sum_terms(bytes(16), 1, 1, range(100), 5, 21)[-4:-1]
     (20, 14, 67)
-    >>> make_sum_terms(bytes(16), 1, 1, range(50), 5, 21, clients=20, colluding=5)[-3:]
+    >>> make_sum_terms(bytes(16), 1, 1, range(50), 5, 21, clients=20, colluding=5)[-4:-1]
     (49, 33, 37)
     """
     cohort = tuple(sorted(cohort))
@@ -93,7 +96,7 @@ def make_sum_terms(
         least = max(threshold, default_threshold(others), clients)
         while degree == others and least <= others and fewest_summed(others + 1, threshold, least, colluding) < clients:
             least += 1
-    return check_sum_terms(SumTerms(run, round, attempt, cohort, size, bits, degree, threshold, least))
+    return check_sum_terms(SumTerms(run, round, attempt, cohort, size, bits, degree, threshold, least, about))
 
 
 def check_sum_terms(terms: SumTerms) -> SumTerms:
@@ -101,6 +104,8 @@ def check_sum_terms(terms: SumTerms) -> SumTerms:
     n = len(terms.cohort)
     if len(terms.run) != RUN_BYTES:
         raise SecureError(f"a run named by {len(terms.run)} bytes; it has {RUN_BYTES}")
+    if len(terms.about) != ABOUT_BYTES:
+        raise SecureError(f"a digest of {len(terms.about)} bytes in the terms of a sum; it has {ABOUT_BYTES}")
     if not (0 <= terms.round < _MOST_NUMBER and 0 <= terms.attempt < _MOST_NUMBER):
         raise SecureError(
             f"round {terms.round}, attempt {terms.attempt}: both must lie between 0 and {_MOST_NUMBER - 1}"
@@ -133,8 +138,8 @@ def check_sum_terms(terms: SumTerms) -> SumTerms:
 
 def write_sum_terms(terms: SumTerms) -> bytes:
     head = _TERMS.pack(
-        _MAGIC, terms.run, terms.round, terms.attempt, terms.size, terms.bits, terms.degree, terms.threshold,
-        terms.least, len(terms.cohort),
+        _MAGIC, terms.run, terms.about, terms.round, terms.attempt, terms.size, terms.bits, terms.degree,
+        terms.threshold, terms.least, len(terms.cohort),
     )  # fmt: skip
     return head + np.array(terms.cohort, "<u4").tobytes()
 
@@ -143,11 +148,11 @@ def read_sum_terms(data: bytes) -> SumTerms:
     """The terms in bytes that may come from anyone; SecureError for all else."""
     if len(data) < _TERMS.size:
         raise SecureError(f"terms of {len(data)} bytes, where the head alone has {_TERMS.size}; send them again")
-    magic, run, t, attempt, size, bits, degree, threshold, least, n = _TERMS.unpack(data[: _TERMS.size])
+    magic, run, about, t, attempt, size, bits, degree, threshold, least, n = _TERMS.unpack(data[: _TERMS.size])
     if magic != _MAGIC or n > _MOST_CLIENTS or len(data) != _TERMS.size + 4 * n:
         raise SecureError(f"{len(data)} bytes that are not the terms of a sum of {n} clients; send them again")
     cohort = tuple(np.frombuffer(data, "<u4", offset=_TERMS.size).tolist())
-    terms = check_sum_terms(SumTerms(run, t, attempt, cohort, size, bits, degree, threshold, least))
+    terms = check_sum_terms(SumTerms(run, t, attempt, cohort, size, bits, degree, threshold, least, about))
     if write_sum_terms(terms) != data:
         raise SecureError("terms of a sum with something in their padding; send them again")
     return terms

@@ -11,5 +11,6 @@ sum_layout    what stands where in the vector
 summands      a client's vector, and what the server makes of the sum
 planned_sum   who is in the sum of a round, and the bytes of every message, before any is sent
 sum_notice    what clients are told with their download
+told_alike    what all of them must have been told alike
 one_process   all parties of a sum in one process, for simulations
 """

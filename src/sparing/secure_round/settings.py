@@ -8,7 +8,7 @@ from sparing.core.errors import ConfigError, SecureError
 from sparing.core.method import Summed
 from sparing.secure.lying_server import fewest_summed
 from sparing.secure.node_rules import NodePolicy
-from sparing.secure.sum_terms import FEWEST_CLIENTS, RUN_BYTES, SumTerms, make_sum_terms
+from sparing.secure.sum_terms import ABOUT_BYTES, FEWEST_CLIENTS, RUN_BYTES, SumTerms, make_sum_terms
 
 
 class SecureSettings(NamedTuple):
@@ -38,14 +38,23 @@ class SecureSettings(NamedTuple):
             honest = min(honest, fewest_summed(cohort, terms.threshold, terms.least, self.colluding))
         return honest
 
-    def terms(self, run: bytes, t: int, attempt: int, cohort: Iterable[int], size: int, bits: int) -> SumTerms:
+    def terms(
+        self,
+        run: bytes,
+        t: int,
+        attempt: int,
+        cohort: Iterable[int],
+        size: int,
+        bits: int,
+        about: bytes = bytes(ABOUT_BYTES),
+    ) -> SumTerms:
         cohort = tuple(cohort)
         least = self.least
         if isinstance(least, float):
             least = math.ceil(least * len(cohort) - 1e-9)
         return make_sum_terms(
             run, t, attempt, cohort, size, bits,
-            degree=self.degree, least=least, clients=self.clients, colluding=self.colluding,
+            degree=self.degree, least=least, clients=self.clients, colluding=self.colluding, about=about,
         )  # fmt: skip
 
     def check(self, cohort: int) -> None:

@@ -3,6 +3,7 @@
 The grid follows from the server's whole model and from everybody's weight, which a client does not have.
 """
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,13 +12,13 @@ import numpy as np
 import torch
 
 from sparing.core.errors import SecureError
-from sparing.core.grid import Grid, Limits
+from sparing.core.grid import REACH, Grid, Limits
 from sparing.secure.sum_terms import SumTerms, read_sum_terms, write_sum_terms
 
 _HEAD = struct.Struct("<4sIId")
 _MAGIC = b"SNTC"
 _MOST_WEIGHT = 2.0**52
-_LARGEST_EXPONENT = 512
+_EXPONENTS = range(int(math.log2(REACH)), 513)
 
 
 class SumNotice(NamedTuple):
@@ -63,7 +64,7 @@ def read_notice(body: bytes) -> tuple[SumNotice, bytes]:
     if end > len(body):
         raise SecureError(f"a notice of {end} bytes in a letter of {len(body)}; send it again")
     exponents = tuple(np.frombuffer(body[start:end], "<i2").tolist())
-    if not all(0 <= exponent <= _LARGEST_EXPONENT for exponent in exponents):
+    if not all(exponent in _EXPONENTS for exponent in exponents):
         raise SecureError("a notice with limits that no model has; send it again")
     if not 1 <= total <= _MOST_WEIGHT:
         raise SecureError(f"a notice of weights that add up to {total:g}; send it again")

@@ -98,6 +98,7 @@ def fold_sum(method: Method, sums: RoundSum, fold: Fold, words: np.ndarray, sent
     }
     shares = known_shares(method, sums.grid, ctx)
     whole = sum(map(whole_share, shares)) if shares else whole_of_sum(found[WEIGHT][0])
+    _refuse_other_weights(whole, sums, len(ctx.ids))
     asked = {name: some for name, some in found.items() if name not in (LOSS, WEIGHT)}
     means = {name: [mean_of_sum(x, whole) for x in some] for name, some in asked.items()}
     share_K, seen = pooled_rows(shares, whole, means, ctx)
@@ -163,6 +164,16 @@ def _as_integers(whole: Tensor, name: str) -> np.ndarray:
     if not torch.equal(whole, whole.round()):
         raise SecureError(f"terms of {name!r} lie beside the grid of their sum; this is a bug, please report it")
     return whole.to(torch.int64).numpy()
+
+
+def _refuse_other_weights(whole: int, sums: RoundSum, clients: int) -> None:
+    """Weights that clients compute themselves add up to no more than was said, and to no less than nothing."""
+    most = whole_share(sums.total / sums.grid.scale)
+    if not 0 <= whole <= most + clients:
+        raise SecureError(
+            f"the weights of a sum add up to {whole / most:.3g} times the most that honest clients can come to: one of "
+            "them lied, and nobody can tell which"
+        )
 
 
 def _refuse_beyond(whole: np.ndarray, name: str, most: float, clients: int) -> None:

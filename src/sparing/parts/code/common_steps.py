@@ -96,6 +96,7 @@ def common_steps_step(layout: Layout) -> Step:
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         weight, sizes = ctx.placed(blended.weight), blended.seen[SIZES]
         mean = (weight[:, None] * sizes).sum(0) / weight.sum()
+        mean = mean.clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)  # in a sum of sizes a client may lie
         said = {"largest_step": torch.exp2(state[STEPS].max())} if names else {}
         return blended.update, {STEPS: (mean.ceil() + 1 - _MAGNITUDE_BITS)[None]}, said
 
