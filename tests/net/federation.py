@@ -123,7 +123,7 @@ class Federated:
 
 def _counts(row: str, who: int) -> bool:
     _, client, direction, *sizes = row.split(",")
-    told = sizes[len(BYTE_KINDS) :][-1:] or sizes  # of a secure sum: those that helped to unmask it
+    told = sizes[-1:] if len(sizes) > len(BYTE_KINDS) else sizes  # of a secure sum: the column that says so
     return int(client) == who and direction == "up" and any(int(x) for x in told)
 
 

@@ -429,6 +429,14 @@ def test_a_ledger_that_no_run_wrote_is_refused(rows, said, tmp_path):
         read_arrivals(tmp_path / "ledger.csv", 3)
 
 
+def test_who_counted_in_a_secure_sum_stands_in_a_column_of_its_own(tmp_path):
+    """Bytes do not tell: one whose upload was lost can help to unmask, and one that counts need not."""
+    rows = "1,0,down,5,9,0\n1,1,down,5,9,1\n1,2,down,0,0,0\n1,0,up,0,9,0\n1,1,up,5,0,1\n1,2,up,0,0,0\n"
+    (tmp_path / "ledger.csv").write_text("round,client,direction,value,unmask,counted\n" + rows)
+    found = read_arrivals(tmp_path / "ledger.csv", 3)
+    assert [x.tolist() for x in (found.asked(1), found.reached(1), found.counted(1))] == [[0, 1, 2], [0, 1], [1]]
+
+
 def test_a_ledger_is_read_in_any_order(tmp_path):
     (tmp_path / "ledger.csv").write_text(LEDGER + "1,2,down,5\n1,0,down,5\n1,2,up,5\n1,0,up,5\n")
     found = read_arrivals(tmp_path / "ledger.csv", 3)

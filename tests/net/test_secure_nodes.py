@@ -8,6 +8,7 @@ import pytest
 
 from net.federation import Federated, study_with
 from sparing.core.errors import ConfigError, FederationError, SecureError
+from sparing.net.client_scores import Whose
 from sparing.net.key_book import PublicKeyBook
 from sparing.net.letter import Kind, Letter, read_letter, read_sentence, write_letter
 from sparing.net.node_sums import SumRules, open_node_keys, read_keys_file
@@ -18,6 +19,7 @@ from sparing.secure.sum_terms import read_sum_terms, write_sum_terms
 from sparing.secure_round.sum_notice import read_notice, write_notice
 
 TASK = {"data": "digits", "clients": 5, "split": {"dirichlet": 0.5}, "model": {"mlp": {"hidden": [12, 10]}}}
+SECURE_ANSWERS = (Kind.JOINED, Kind.PREPARED, Kind.UPLOAD, Kind.SHARES)
 STUDY = {"task": TASK, "rounds": 2, "sample": 5, "evaluate": {"every": 2}, "local": {"steps": 2, "lr": 0.05}}
 
 
@@ -115,7 +117,13 @@ def test_a_round_is_unmasked_once_even_after_a_restart(played):
     lists[MESSAGE_HEAD_BYTES] ^= 1 << ((last.client + 1) % 5)
     lists[MESSAGE_HEAD_BYTES + 1] ^= 1 << ((last.client + 1) % 5)
     assert "unmasked with another list of survivors" in refused(federated, last._replace(body=bytes(lists)))
-    assert "unmasked by this node already" in refused(federated, new_attempt(spy, last.client))
+    again = new_attempt(spy, last.client)
+    assert (ask(federated, again).kind, ask(federated, again).body) == (Kind.BOUND, b"")
+    train = next(one for one in reversed(spy.kind(Kind.TRAIN)) if one.client == last.client)
+    notice, download = read_notice(train.body)
+    other = write_notice(notice._replace(terms=read_sum_terms(again.body)))
+    assert ask(federated, train._replace(body=other + download)).kind == Kind.BOUND
+    assert ask(federated, train).kind == Kind.PREPARED, "the same attempt gets the same answer"
 
 
 def test_terms_other_than_the_studys_are_refused(tmp_path):
@@ -329,6 +337,21 @@ def test_a_node_that_lost_its_keys_is_left_out(tmp_path):
     assert [row.clients for row in result.table] == [5, 4]
     audit = (tmp_path / "run" / "audit.jsonl").read_text()
     assert "client 1 has other keys than those that everybody holds" in audit
+
+
+def test_a_node_evaluates_only_in_studies_that_say_so(played):
+    """Else a server that lies could ask at any time how well some model fits a client's samples."""
+    federated, spy = played
+    asked = spy.kind(Kind.TRAIN)[-1]._replace(kind=Kind.EVALUATE, body=bytes([Whose.GLOBAL]))
+    assert "has no evaluation on clients (network.evaluate)" in refused(federated, asked)
+
+
+def test_a_node_evaluates_where_the_study_says_so(tmp_path):
+    federated = Federated(study_with("fedavg", **STUDY, secure=True, network={"evaluate": "clients"}), tmp_path)
+    spy = Spy(federated)
+    federated.run(spy)
+    assert spy.kind(Kind.EVALUATE)
+    assert {one.kind for one in spy.answers if one.body and one.kind not in SECURE_ANSWERS} == {Kind.SCORES}
 
 
 def test_terms_in_letters_are_read_as_written(played):

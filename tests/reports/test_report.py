@@ -31,9 +31,10 @@ from sparing.reports.figure import (
 )
 from sparing.reports.html_page import _report_subtitle, _validation_caution, report_figures, report_page
 from sparing.reports.method_figures import _dominates, _leader_sentence, pareto_figure
-from sparing.reports.report_runs import GroupContents, RunContents
+from sparing.reports.report_runs import GroupContents, RunContents, read_groups
 from sparing.reports.run_folders import find_run_folders, group_runs, read_run_folder
 from sparing.reports.svg import draw_svg, mark_shape, tint_classes
+from sparing.runs.files.ledger import ALL_BYTE_KINDS
 
 TASK = {"data": "digits", "clients": 5, "model": "cnn"}
 OPTIONS = {"rounds": 3, "sample": 3, "local": {"steps": 2}, "plan": {"path": "loop", "chunk": 2, "threads": 1}}
@@ -71,6 +72,13 @@ def report(runs) -> Path:
     done = CliRunner().invoke(app, ["report", str(runs), "-o", str(runs / "report.html")])
     assert done.exit_code == 0, done.output
     return runs / "report.html"
+
+
+def test_bytes_of_secure_sums_are_read_by_kind(tmp_path):
+    result = sparing.run(TASK, **{**OPTIONS, "rounds": 1}, secure=True, out=tmp_path / "run")
+    sent = read_groups(group_runs([read_run_folder(tmp_path / "run")])[0])[0].seen[0].sent
+    assert (sum(sent["up"]), sum(sent["down"])) == (result.up_bytes, result.down_bytes)
+    assert len(sent["up"]) == len(ALL_BYTE_KINDS)
 
 
 class Reader(HTMLParser):

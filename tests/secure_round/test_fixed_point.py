@@ -30,7 +30,7 @@ def test_the_largest_sum_still_has_its_sign():
     """As many clients as a sum may have, with all the weight there is, and the largest number that is taken."""
     largest = 2.0**63
     total = sum(fixed.weighed_fixed(2.0**-16, -largest, "loss") for _ in range(4)) * 2**14
-    assert total >= -(2 ** (fixed.BITS - 1))
+    assert total >= -(2 ** (fixed.NUMBER_BITS - 1))
     assert fixed.mean_of_sum(total, fixed.whole_share(1.0)) == -largest
 
 

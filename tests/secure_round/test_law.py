@@ -1,6 +1,7 @@
 """The law: with the same clients counted, a model has the same bits with masks and without, on both engines."""
 
 import math
+from collections import Counter
 
 import pytest
 
@@ -70,6 +71,10 @@ def test_masks_change_no_bit_where_clients_are_lost(method, tmp_path):
     task = TASK | {"clients": 12}
     runs = play(method, tmp_path, task, sample=9, rounds=4, evaluate={"every": 4}, fleet=fleet)
     assert min(r.clients for r in runs.open.table) < 9
+    counted = Counter(
+        int(row["round"]) for row in runs.ledger("debug") if (row["direction"], row["counted"]) == ("up", "1")
+    )
+    assert [counted[r.round] for r in runs.debug.table] == [r.clients for r in runs.debug.table]
     assert runs.open.model_sha256 == runs.debug.model_sha256
     same_engines(runs)
     same_rounds(runs.open, runs.debug, lost=True)
@@ -118,7 +123,7 @@ def test_a_round_with_too_few_counts_for_nobody(tmp_path):
         assert math.isnan(runs.debug.table[i].train_loss)
         assert runs.debug.table[i].up_bytes > 0
     ledger = [row for row in runs.ledger("debug") if int(row["round"]) == failed[0] + 1 and row["direction"] == "up"]
-    assert {row["unmask"] for row in ledger} == {"0"}
+    assert {(row["unmask"], row["counted"]) for row in ledger} == {("0", "0")}
     assert all(int(row["shares"]) for row in ledger)
 
 

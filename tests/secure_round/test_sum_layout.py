@@ -65,7 +65,7 @@ def test_words_of_one_client_fit(bits, cohort):
 @pytest.mark.parametrize(("bits", "cohort"), CASES)
 def test_sums_of_numbers_come_back(bits, cohort):
     layout, rng = layout_of(bits, cohort), random.Random(bits + cohort)
-    bound = 2 ** (fixed_point.BITS - 1) // cohort - 1
+    bound = 2 ** (fixed_point.NUMBER_BITS - 1) // cohort - 1
     for _ in range(20):
         numbers = [rng.randint(-bound, bound) >> rng.randrange(0, 150) for _ in range(cohort)]
         columns = [split_number(x, layout) for x in numbers]
@@ -93,7 +93,7 @@ def test_values_take_the_bits_of_the_grid():
     model, found = made()
     assert found.bits == GRID_BITS
     entries = sum(torch.Size(shape).numel() for shape in model.shapes.values())
-    assert found.size == entries + found.words(fixed_point.BITS)
+    assert found.size == entries + found.words(fixed_point.NUMBER_BITS)
     assert found.numbers == (("loss", 1),)
 
 

@@ -46,7 +46,7 @@ def known_recipes() -> dict[str, RecipeEntry]:
 
 @cache
 def _import_recipes() -> None:
-    """Once: to look through all installed packages takes as long as a short round."""
+    """Once in a process."""
     package = importlib.import_module("sparing.recipes")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"sparing.recipes.{module.name}")

@@ -178,15 +178,15 @@ class _Attendance(NamedTuple):
     counted: list[int]
 
 
-_UNMASK = "unmask"
-"""The column of ledgers with secure sums in which those that counted have bytes."""
+_COUNTED = "counted"
+"""The column that ledgers of secure sums have."""
 
 
 def read_arrivals(path: Path, clients: int) -> Arrivals:
-    """From a ledger: whoever has a row down was asked, and counted if any byte went up."""
+    """From a ledger: whoever has a row down was asked, and counted if any byte went up, or if a column says so."""
     rows: set[tuple[int, int, str]] = set()
     rounds: dict[int, _Attendance] = {}
-    for t, who, direction, any_bytes in sorted(_ledger_rows(path)):
+    for t, who, direction, is_there in sorted(_ledger_rows(path)):
         if who not in range(clients):
             raise DataError(f"{path} names client {who}; there are clients 0 to {clients - 1}")
         if (t, who, direction) in rows:
@@ -197,13 +197,13 @@ def read_arrivals(path: Path, clients: int) -> Arrivals:
         there = rounds.setdefault(t, _Attendance([], [], []))
         if direction == "down":
             there.asked.append(who)
-        if any_bytes:
+        if is_there:
             (there.reached if direction == "down" else there.counted).append(who)
     return Arrivals(rounds, str(path))
 
 
 def _ledger_rows(path: Path) -> list[tuple[int, int, str, bool]]:
-    """Round, client, direction, and whether any byte went there; of a secure sum, whether any helped to unmask it."""
+    """Round, client, direction, and whether anything was sent down or the client counted."""
     try:
         with damage_as_data_error(f"{path} is no ledger of a run"), open(path, newline="") as file:
             names, *rows = csv.reader(file)
@@ -211,8 +211,8 @@ def _ledger_rows(path: Path) -> list[tuple[int, int, str, bool]]:
                 raise ValueError(f"no rows of {', '.join(_LEDGER_KEYS)}")
             if odd := next((row for row in rows if len(row) != len(names) or row[2] not in ("down", "up")), None):
                 raise ValueError(f"a row {','.join(odd)}")
-            unmask = names.index(_UNMASK) if _UNMASK in names else None
-            told = {"down": slice(3, None), "up": slice(3, None) if unmask is None else slice(unmask, unmask + 1)}
+            at = names.index(_COUNTED) if _COUNTED in names else None
+            told = {"down": slice(3, at), "up": slice(3 if at is None else at, None)}
             return [(int(row[0]), int(row[1]), row[2], any(int(x) for x in row[told[row[2]]])) for row in rows]
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}); name the folder of a run") from None

@@ -95,13 +95,13 @@ class Waiting:
                     continue
             pause, again = min(pause, left), clock.now() + min(pause, left)
             refused = self.audit.refusals
-            self._ask_once(question, pause)
+            self.ask_once(question, pause)
             rest = again - clock.now()
             if not question.is_answered() and rest > 0:  # who refused is not asked at once; a carrier comes back
                 clock.sleep(rest if self.audit.refusals > refused else min(rest, CARRIER_PAUSE))
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _ask_once(self, question: Question, seconds: float) -> None:
+    def ask_once(self, question: Question, seconds: float) -> None:
         """One exchange with everybody who has not answered; who needs everything is greeted and asked once more."""
         needy = self._collect(question, question.missing(), seconds)
         if needy:

@@ -80,7 +80,7 @@ class Desk:
         self.watch, self.clock = watch, clock or Clock()
         self.waiting = Waiting(post, section, self.audit, self.clock)
         self.keys = PublicKeyBook()  # of clients, where uploads are summed under masks
-        self.kept_sum_path: Path | None = None  # where a sum is kept while it is unmasked
+        self.folder: Path | None = None  # of the run, where a sum is kept while it is unmasked
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)
@@ -223,14 +223,14 @@ class Desk:
         """Seconds that an evaluation waits."""
         return self.section.deadline or self.section.resend
 
-    def checked(self, data: bytes, most: int, asked: Letter, kind: Kind) -> Letter:
-        """The answer to this letter, if it is one: of this kind, or that the node needs everything first."""
+    def checked(self, data: bytes, most: int, asked: Letter, *kinds: Kind) -> Letter:
+        """The answer to this letter, if it is one: of these kinds, or that the node needs everything first."""
         letter = _accepted_letter(data, most)
         for name in ("run", "terms", "client", "round", "n", "first"):
             if getattr(letter, name) != getattr(asked, name):
                 raise WireError(f"an answer to another letter (its {name} differs); late, or somebody else's")
-        if letter.kind not in (kind, Kind.NEED):
-            raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for {kind.name}")
+        if letter.kind not in (*kinds, Kind.NEED):
+            raise WireError(f"an answer of kind {letter.kind.name} to a letter that asks for {kinds[0].name}")
         return letter
 
 

@@ -16,6 +16,7 @@ notice of the sum and is answered PREPARED, and there are four exchanges more, w
                      PREPARE    body: the terms of a new attempt; answered PREPARED
                      INTRODUCE  answered UPLOAD
                      UNMASK     answered SHARES
+    node -> server   BOUND      in place of PREPARED: it has helped to unmask another sum of this round
 
 The head says all that a node must know of a round, and an answer repeats what it answers. Every number is checked
 before the body is looked at, and a letter is never longer than the receiver said it would read.
@@ -43,7 +44,7 @@ CAPACITIES = ("rank", "width", "up", "down", "speed")
 
 class Kind(IntEnum):
     HELLO, TRAIN, EVALUATE, KEYS, PREPARE, INTRODUCE, UNMASK = 1, 2, 3, 4, 5, 6, 7
-    JOINED, UPLOAD, SCORES, NEED, REFUSED, PREPARED, SHARES = 17, 18, 19, 20, 21, 22, 23
+    JOINED, UPLOAD, SCORES, NEED, REFUSED, PREPARED, SHARES, BOUND = 17, 18, 19, 20, 21, 22, 23, 24
 
 
 class Letter(NamedTuple):

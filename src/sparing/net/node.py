@@ -228,6 +228,8 @@ class Node:
         if letter.kind == Kind.TRAIN:
             return self.train_for_sum(letter, kept)
         if letter.kind == Kind.PREPARE:
+            if sums.is_bound(read_sum_terms(letter.body)):
+                return letter.answer(Kind.BOUND)
             if kept.pending is None or kept.pending.round != letter.round:
                 return letter.answer(Kind.NEED)
             return self.prepare_sum(letter, kept, read_sum_terms(letter.body))
@@ -239,6 +241,8 @@ class Node:
     def train_for_sum(self, letter: Letter, kept: Kept) -> Letter:
         """Train, unless that was done in an earlier attempt, and agree to the terms of this one."""
         notice, download = read_notice(letter.body)
+        if self.sums_of(kept).is_bound(notice.terms):
+            return letter.answer(Kind.BOUND)
         of_any_attempt = notice._replace(terms=notice.terms._replace(attempt=0))
         alike = letter._replace(body=write_notice(of_any_attempt) + download)  # letters of all attempts have one digest
         trained = self.train(letter, kept, digest_of(write_letter(alike)))
@@ -382,6 +386,10 @@ class Node:
 
     def evaluate(self, letter: Letter, kept: Kept) -> Letter:
         job = self.job_of(kept)
+        if job.secure is not None and read_terms(kept.terms).evaluate != "clients":
+            raise ConfigError(
+                "the study that was joined has no evaluation on clients (network.evaluate); evaluate on the server"
+            )
         if client_scores.are_secret(job):
             raise ConfigError("dp.mode is local, and nothing leaves this client without noise; evaluate on the server")
         if is_behind(letter, kept, job):

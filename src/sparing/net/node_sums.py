@@ -72,6 +72,11 @@ class NodeSums:
                 f"{self.handed_out.fingerprint}; this node takes no part"
             )
 
+    def is_bound(self, terms: SumTerms) -> bool:
+        """Whether this client has helped to unmask another sum of the round."""
+        state, bound = self._held(terms.run)
+        return bound.round == terms.round and bool(bound.answered) and (state is None or state.terms != terms)
+
     def prepare(self, terms: SumTerms) -> bytes:
         state, bound = self._held(terms.run)
         if state is not None and state.terms == terms:

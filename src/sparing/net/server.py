@@ -20,7 +20,6 @@ from sparing.net.asking import Clock, Post
 from sparing.net.audit import AUDIT_FILE
 from sparing.net.client_scores import are_secret
 from sparing.net.desk import Desk, Progress
-from sparing.net.kept_sum import KEPT_SUM_FILE
 from sparing.net.roster import ClientRoster
 from sparing.net.terms import terms_of
 from sparing.runs.files.run_folder import RunFolder, read_config
@@ -96,7 +95,7 @@ def start_federation(
         if folder is not None:
             _write_federation(folder.path, run, roster, sets, desk.keys.text() if job.secure else "")
             desk.audit.path = folder.path / AUDIT_FILE
-            desk.kept_sum_path = folder.path / KEPT_SUM_FILE
+            desk.folder = folder.path
         desk.job = _with_capacity(job, roster)
         return desk
 
@@ -119,7 +118,7 @@ def resume_federation(
         terms = terms_of(study, job, sets.shape, sets.classes, folder / CODE_FOLDER).to_bytes()
         desk = _desk(_with_capacity(job, roster), carried, roster, study, run, terms, Secret(key) if key else None)
         desk.audit.path = folder / AUDIT_FILE
-        desk.kept_sum_path = folder / KEPT_SUM_FILE
+        desk.folder = folder
         desk.keys.restore(held.keys)
         return desk
 

@@ -7,7 +7,7 @@ of one's own, every node names its own copy on its command line, and only digest
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
@@ -48,6 +48,7 @@ class Terms(BaseModel):
     classes: PositiveInt
     model: str  # SHA-256 of the initial model
     code: dict[str, str]  # of what the study names of one's own code: its key and SHA-256
+    evaluate: Literal["server", "clients"]  # whose test samples are asked
 
     def to_bytes(self) -> bytes:
         return json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":")).encode()
@@ -68,6 +69,7 @@ def terms_of(study: Study, job: Job, shape: tuple[int, ...], classes: int, copie
         classes=classes,
         model=tree_sha256(job.initial),
         code={one.key: one.sha256 for one in code_of_study(study, copies) if one.key in ("task.model", "task.loss")},
+        evaluate=study.network.evaluate,
     )
 
 

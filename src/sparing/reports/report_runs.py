@@ -86,8 +86,8 @@ def missing_file_notes(runs: Sequence[StoredRun]) -> list[str]:
 def _read_sent_bytes(folder: Path, last: int) -> dict[str, list[int]]:
     head, *lines = _file_lines(folder / LEDGER_FILE) or [""]
     secure = head.strip() == ledger_header(secure=True).strip()
-    kinds = len(ledger_header(secure).split(",")) - 3
-    total = {"up": [0] * kinds, "down": [0] * kinds}
+    columns, kinds = len(ledger_header(secure).split(",")) - 3, len(ALL_BYTE_KINDS)
+    total = {"up": [0] * columns, "down": [0] * columns}
     for i, line in enumerate(lines, 1):
         try:
             t, _, way, *cells = line.split(",")
@@ -95,7 +95,7 @@ def _read_sent_bytes(folder: Path, last: int) -> dict[str, list[int]]:
                 total[way] = [a + int(b) for a, b in zip(total[way], cells, strict=True)]
         except (ValueError, KeyError):
             raise _damaged_line(folder / LEDGER_FILE, i) from None
-    return {way: found + [0] * (len(ALL_BYTE_KINDS) - kinds) for way, found in total.items()}
+    return {way: (found + [0] * kinds)[:kinds] for way, found in total.items()}
 
 
 def _read_client_values(folder: Path, last: int, metric: str) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sparing.core.errors import SecureError
 from sparing.secure.primitives import KEY_BYTES, ed25519_public, secret_bytes, x25519, x25519_key, x25519_public
 
-_FINGERPRINT_BYTES = 16
+_FINGERPRINT_BYTES = 24
 
 
 class PublicKeys(NamedTuple):
@@ -22,7 +22,7 @@ class PublicKeys(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """For people to compare: 32 hexadecimal digits in groups of four."""
+        """For people to compare: 48 hexadecimal digits in groups of four."""
         return _fingerprint(b"".join(self))
 
 
@@ -48,7 +48,7 @@ class KeyRoster:
 
     >>> roster = KeyRoster({who: new_node_keys().public() for who in range(3)})
     >>> read_key_roster(roster.text()) == roster, len(roster.fingerprint)
-    (True, 39)
+    (True, 59)
     """
 
     def __init__(self, keys: Mapping[int, PublicKeys]):

@@ -178,20 +178,14 @@ def _check_length(body: memoryview, length: int, what: str, client: int) -> None
         raise SecureError(f"the {what} of client {client} has {len(body)} bytes, not {length}; send it again")
 
 
-class SumLengths(NamedTuple):
-    """Bytes of what a client sends in a sum."""
+def prepare_length(terms: SumTerms) -> int:
+    """Bytes of the message."""
+    return MESSAGE_HEAD_BYTES + SIGNED_KEY_BYTES + BOX_BYTES * terms.degree
 
-    terms: SumTerms
 
-    @property
-    def prepare(self) -> int:
-        return MESSAGE_HEAD_BYTES + SIGNED_KEY_BYTES + BOX_BYTES * self.terms.degree
+def upload_length(terms: SumTerms) -> int:
+    return MESSAGE_HEAD_BYTES + packed_bytes(terms.size, terms.bits)
 
-    @property
-    def upload(self) -> int:
-        return MESSAGE_HEAD_BYTES + packed_bytes(self.terms.size, self.terms.bits)
 
-    @property
-    def shares(self) -> int:
-        """At most."""
-        return MESSAGE_HEAD_BYTES + -(-self.terms.degree // 8) + SHARE_BYTES * self.terms.degree
+def most_shares_length(terms: SumTerms) -> int:
+    return MESSAGE_HEAD_BYTES + -(-terms.degree // 8) + SHARE_BYTES * terms.degree

@@ -11,9 +11,9 @@ from fractions import Fraction
 from sparing.core.errors import TrainingError
 from sparing.core.grid import WEIGHT_GRID
 
-BITS = 160
+NUMBER_BITS = 160
 _FRACTION_BITS = 64
-_LARGEST = 2.0 ** (BITS - _FRACTION_BITS - 32)  # times all weights, and with a sign, it still has room
+_LARGEST = 2.0 ** (NUMBER_BITS - _FRACTION_BITS - 32)  # times all weights, and with a sign, it still has room
 
 
 def to_fixed(x: float, what: str) -> int:

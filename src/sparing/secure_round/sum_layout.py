@@ -68,7 +68,7 @@ class SumLayout(NamedTuple):
 
     def _shapes(self) -> list[tuple[int, int]]:
         """Of the words of every leaf and of every number."""
-        terms, numbers = self.words(GRID_BITS), self.words(fixed_point.BITS)
+        terms, numbers = self.words(GRID_BITS), self.words(fixed_point.NUMBER_BITS)
         leaves = [
             (1, -(-leaf.size // self.codes.per_word)) if leaf.coded else (terms, leaf.size) for leaf in self.leaves
         ]
@@ -179,14 +179,14 @@ def join_codes(words: np.ndarray, size: int, layout: SumLayout) -> np.ndarray:
 
 def split_number(value: int, layout: SumLayout) -> list[int]:
     """One fixed-point number as words."""
-    whole, digit = value % (1 << fixed_point.BITS), (1 << layout.digit) - 1
-    return [(whole >> (j * layout.digit)) & digit for j in range(layout.words(fixed_point.BITS))]
+    whole, digit = value % (1 << fixed_point.NUMBER_BITS), (1 << layout.digit) - 1
+    return [(whole >> (j * layout.digit)) & digit for j in range(layout.words(fixed_point.NUMBER_BITS))]
 
 
 def join_number(words: Sequence[int], layout: SumLayout) -> int:
     """The sum of such numbers, from the sums of their words."""
-    whole = sum(word << (j * layout.digit) for j, word in enumerate(words)) % (1 << fixed_point.BITS)
-    return whole - (1 << fixed_point.BITS) if whole >> (fixed_point.BITS - 1) else whole
+    whole = sum(word << (j * layout.digit) for j, word in enumerate(words)) % (1 << fixed_point.NUMBER_BITS)
+    return whole - (1 << fixed_point.NUMBER_BITS) if whole >> (fixed_point.NUMBER_BITS - 1) else whole
 
 
 def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
