@@ -16,6 +16,7 @@ import sparing
 from sparing.cli.commands import compare, federation, inspect, report, sweep, train
 from sparing.cli.commands.shared import complain
 from sparing.cli.interrupt import INTERRUPT
+from sparing.cli.rank_processes import end_rank, join_ranks, leave_ranks
 from sparing.core.errors import SparingError
 
 
@@ -26,7 +27,7 @@ class _PoliteGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except SparingError as error:
-            complain(" ".join(str(error).splitlines()))
+            end_rank(" ".join(str(error).splitlines()))
             raise typer.Exit(2) from None
         except OSError as error:
             complain(f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error}); check it")
@@ -109,4 +110,8 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 def main() -> None:
     warnings.showwarning = _show_warning
     INTERRUPT.listen()
-    app()
+    join_ranks()
+    try:
+        app()
+    finally:
+        leave_ranks()

@@ -25,6 +25,7 @@ class _Interrupt:
     def __init__(self) -> None:
         self.listening = False
         self.advice: Callable[[], str] = str  # how to go on
+        self.also: Callable[[], None] = lambda: None  # what else is done once the user has been told
 
     def listen(self) -> None:
         """Unless whoever started the process told it to ignore Ctrl-C."""
@@ -64,6 +65,7 @@ class _Interrupt:
         if self.listening:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         complain(words)
+        self.also()
         return typer.Exit(_EXIT_CODE)
 
 

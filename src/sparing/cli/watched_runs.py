@@ -14,6 +14,7 @@ from sparing.cli.wording import method_name, print_result
 from sparing.core.errors import CheckpointError
 from sparing.runs.files.run_folder import CONFIG_FILE, ROUNDS_FILE, read_config, saved_round
 from sparing.runs.loop import Logger
+from sparing.runs.rank_runs import process_ranks
 from sparing.runs.results import Record, Result, read_round_row
 from sparing.runs.start import resume, start_run
 from sparing.runs.study import Study, study_from
@@ -24,7 +25,7 @@ RunToWatch = tuple[Path, RunProgress, Callable[[Sequence[Logger]], Result]]
 
 def begin_run(study: Study, folder: Path) -> RunToWatch:
     progress = RunProgress(method_name(study.method), study.rounds, metrics=study.evaluate.metrics)
-    return folder, progress, lambda loggers: start_run(study, out=folder, loggers=loggers)
+    return folder, progress, lambda loggers: start_run(study, out=folder, loggers=loggers, ranks=process_ranks(study))
 
 
 def take_up_run(folder: Path) -> RunToWatch:

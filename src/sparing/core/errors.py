@@ -10,6 +10,7 @@ SparingError              one sentence: what, where, the value seen, the fix
   CheckpointError         a saved run that cannot be continued
   FederationError         a federation that cannot go on as it is
   SecureError             a step of a secure sum that is refused, or a sum that cannot be unmasked
+  RankError               a run of several processes that has lost one of them, or whose processes disagree
 """
 
 import difflib
@@ -61,6 +62,10 @@ class FederationError(SparingError):
 
 
 class SecureError(SparingError):
+    pass
+
+
+class RankError(SparingError):
     pass
 
 

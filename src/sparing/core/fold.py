@@ -6,6 +6,8 @@ accumulator only ever adds exactly. The server needs one accumulator per tensor,
 vote on different coordinates.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,14 @@ from sparing.core.operation import operation
 from sparing.core.roster import Roster
 from sparing.core.tree import Masks, Tree, column, flat, take_rows
 from sparing.core.votes import Votes, divide_by_votes
+
+
+class Arrived(Protocol):
+    """What arrived in a round, ready to be blended."""
+
+    roster: Roster
+
+    def mean(self, ctx: Ctx) -> Blended: ...
 
 
 class Fold:

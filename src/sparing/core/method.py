@@ -183,13 +183,13 @@ class Serving(NamedTuple):
     """What a step of the server hands to every client of the next round: a model of its own, or a few numbers.
 
     What the server must keep of every client, where that is too much for its state, goes into rows: `row` is the first
-    one, `keep` gives those of the clients that arrived, `serve` may read them.
+    one, `keep` says which part of what the step watches is the new row of a client that arrived, `serve` may read them.
     """
 
     serve: Callable[[Tree, Tree, Ctx, Rows | None], tuple[Tree, dict[str, Tensor]]]  # -> (model, notes)
     notes: dict[str, int] = {}  # noqa: RUF012  the numbers that go along: name -> how many per client
     row: Callable[[Tree], Tree] = nothing  # model -> leaves [1, ...]
-    keep: Callable[[Tree, Blended, Ctx], Tree] = nothing  # rows [n, ...] of blended.ids
+    keep: str = ""  # prefix of what is watched for rows alone, which `apply` does not look at
 
 
 class Step(NamedTuple):
@@ -203,13 +203,12 @@ class Step(NamedTuple):
     uniform: bool = False  # wants the unweighted mean too
     receive: Callable[[Tree, Arrival], Arrival] | None = None  # changes arrivals before they are weighed and blended
     serving: Serving | None = None
-    pooled: Mapping[str, int] | None = None  # what clients may watch for themselves, without its state, as weighted
-    # means of it are all that `apply` needs: how many numbers of each
+    pooled: Mapping[str, int] | None = None  # clients watch so many numbers of each name; their weighted means suffice
 
     @property
     def looks(self) -> bool:
         """Whether it looks at single updates, not at their mean alone."""
-        keeps = self.serving is not None and self.serving.keep is not nothing
+        keeps = self.serving is not None and bool(self.serving.keep)
         return keeps or self.watch is not nothing or self.uniform or self.receive is not None
 
 
@@ -232,8 +231,7 @@ class Weigh(NamedTuple):
     learn: Callable[[Tree, Blended, Ctx], tuple[Tree, Report]] = lambda state, blended, ctx: (state, {})
     name: str = ""  # what errors call it
     looks: bool = True  # at updates; else weights are known beforehand, and stand on the host
-    pooled: Mapping[str, int] | None = None  # clients may weigh themselves, without its state, as weighted means of
-    # what is seen are all that `learn` needs: how many numbers of each
+    pooled: Mapping[str, int] | None = None  # clients weigh themselves; weighted means of so many numbers seen suffice
 
 
 by_samples = Weigh(
@@ -407,7 +405,7 @@ class Broadcast(NamedTuple):
 
 
 class Summed(NamedTuple):
-    """That the server sees sums of arrivals only, by secure aggregation."""
+    """The server sees sums of arrivals only, by secure aggregation."""
 
     honest: Callable[[int], int]  # how many honest clients, of a cohort of this size, are in every sum at least
 

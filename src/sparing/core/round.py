@@ -19,7 +19,7 @@ from sparing.core.compose import uplink
 from sparing.core.context import Ctx
 from sparing.core.download import parcel_about
 from sparing.core.errors import MethodError, SparingError, TrainingError, WireError
-from sparing.core.fold import Collect, Fold, without_unsound
+from sparing.core.fold import Arrived, Collect, Fold, without_unsound
 from sparing.core.grid import Limits, limits_of, update_limits
 from sparing.core.method import (
     Arrival,
@@ -335,7 +335,7 @@ def _as_update(
 
 
 def settle(
-    method: Method, server: Server, fold: Fold | Collect, ctx: Ctx, gradient: Gradient | None = None
+    method: Method, server: Server, fold: Arrived, ctx: Ctx, gradient: Gradient | None = None
 ) -> tuple[Server, Report]:
     """The cohort is complete: blend, run the server's steps, move the model."""
     refused: Report = {"refused": float(fold.roster.refused)} if method.blend.lenient else {}
@@ -374,8 +374,8 @@ def _run_steps(method: Method, server: Server, blended: Blended, ctx: Ctx) -> tu
     for i, step in enumerate(method.blend.steps):
         mine = blended._replace(seen=under(str(i), blended.seen))
         update, memory, said = step.apply(under(str(i), server.blend), mine, ctx)
-        if step.serving is not None:
-            rows |= prefixed(str(i), step.serving.keep(memory, mine, ctx))
+        if step.serving is not None and step.serving.keep:
+            rows |= prefixed(str(i), under(step.serving.keep, mine.seen))
         blended = blended._replace(update=update)
         state |= prefixed(str(i), memory)
         reports.append(said)

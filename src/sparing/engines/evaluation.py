@@ -17,8 +17,11 @@ from sparing.core.round import Server, starting_models, train_locally
 from sparing.core.threads import work_side_by_side
 from sparing.core.tree import Tree, cat_trees, under
 from sparing.engines.engine import Evaluation, Job, Marks, chunks_by_thread, chunks_of_size, cohort_context
+from sparing.engines.ranked_round import join_marks, keeps_rows, score_on_ranks, turn_at_rows, turns_of_others
+from sparing.ranks.group import Ranks
+from sparing.ranks.shards import lying_here
 from sparing.tasks.task import Task
-from sparing.train.evaluate import evaluate_all, evaluate_rows
+from sparing.train.evaluate import evaluate_all, evaluate_rows, score_here
 from sparing.train.named_metrics import ACCURACY
 from sparing.train.precision import multiplying_as
 
@@ -31,18 +34,18 @@ class Wanted(NamedTuple):
     steps: int = 10  # of local training for new clients
 
 
-def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
-    """The federation after round t, as exactly as it trains."""
+def evaluate(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted, ranks: Ranks | None = None) -> Evaluation:
+    """The federation after round t, as exactly as it trains; `ranks` share the work."""
     with multiplying_as(job.precision):
-        return _evaluate_models(job, bank, server, t, wanted)
+        return _evaluate_models(job, bank, server, t, wanted, ranks)
 
 
-def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted) -> Evaluation:
+def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wanted, ranks: Ranks | None) -> Evaluation:
     task = job.task
     whole = {"accuracy": float("nan"), "loss": float("nan"), "auc": float("nan")}
     if task.test_all is not None:
         model = job.network(server.model)
-        how = (is_static(job), job.training.runner, task.metrics)
+        how = (is_static(job), job.training.runner, task.metrics, score_on_ranks(ranks) if ranks else score_here)
         whole = evaluate_all(job.model, task.loss, model, *task.test_all, *how)
     marks: dict[str, Marks] = {}
     if task.test is not None:
@@ -51,7 +54,7 @@ def _evaluate_models(job: Job, bank: Rows, server: Server, t: int, wanted: Wante
         for who in wanted.who:
             cohort = cohort_context(job, server, new if who == "new" else ids, t + 1)
             if len(cohort.ids):
-                marks[who] = _marks_of(job, bank, server, cohort, who, wanted.steps)
+                marks[who] = _marks_of(job, bank, server, cohort, who, wanted.steps, ranks)
     asked = {name: whole.get(name, float("nan")) for name in asked_for(task)}
     return Evaluation(whole["accuracy"], whole["loss"], whole["auc"], marks, asked)
 
@@ -65,7 +68,7 @@ Start = tuple[Ctx, Tree, Tree]
 """Some clients, their models, and what they remember of their training."""
 
 
-def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int) -> Marks:
+def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int, ranks: Ranks | None) -> Marks:
     """These clients' models: chunks train side by side, where they train."""
     trains = who in ("after", "new")
     found: list[Marks] = []
@@ -74,7 +77,8 @@ def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps
         if who == "global":
             return ctx, server.model, {}
         state = bank.read(ctx.ids)
-        return ctx, starting_models(job.method, server, state, ctx), under("local", state)
+        with turn_at_rows(server.rows):
+            return ctx, starting_models(job.method, server, state, ctx), under("local", state)
 
     def train(start: Start) -> Start:
         ctx, models, memory = start
@@ -90,10 +94,22 @@ def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps
         asked = {name: got[name] for name in asked_for(job.task)}
         found.append(Marks(ids, got["count"], got["accuracy"], got["loss"], got["auc"], server.seen[ids], asked))
 
+    def chunked(ctx: Ctx) -> list[Ctx]:
+        if not len(ctx.ids):
+            return []
+        return list(chunks_by_thread(job, ctx) if trains else chunks_of_size(ctx, job.chunk, job.method.fit))
+
     with torch.no_grad():
-        chunked = chunks_by_thread(job, cohort) if trains else chunks_of_size(cohort, job.chunk, job.method.fit)
-        work_side_by_side(map(start, chunked), train if trains else _untrained, mark, job.aside if trains else 1)
-    return _marks_in_order(found)
+        if ranks is None:
+            chunks = chunked(cohort)
+        elif who != "global" and keeps_rows(bank, server):
+            chunks = chunked(lying_here(cohort, ranks))
+        else:
+            chunks = chunked(cohort)[ranks.rank :: ranks.world]
+        help_others = turns_of_others(server.rows if who != "global" else None, len(chunks))
+        work_side_by_side(map(start, chunks), train if trains else _untrained, mark, job.aside if trains else 1)
+        help_others()
+    return _marks_in_order(found if ranks is None else join_marks(ranks, found))
 
 
 def _untrained(start: Start) -> Start:

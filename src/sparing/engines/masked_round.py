@@ -4,12 +4,13 @@ import math
 import threading
 import warnings
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import SparingError
-from sparing.core.fold import Collect, Fold
+from sparing.core.fold import Arrived, Fold
 from sparing.core.grid import Grid
 from sparing.core.parcel import Parcel, parcel_row
 from sparing.core.round import Server, begin, outgoing
@@ -41,6 +42,7 @@ class MaskedRound:
             warnings.warn(f"round {cohort.round} counts for nobody: {self.plan.fails}", stacklevel=2)
         self.protocol = OneProcessSum(self.plan, nodes) if whole else None
         self.losses: dict[int, float] = {}
+        self.vectors: dict[int, np.ndarray] | None = None  # of clients here, where another rank runs the sum whole
         self.one_at_a_time = threading.Lock()  # chunks may be under way side by side
         self.plain = True  # whether all updates are tensors of torch's own; an accelerator rounds sums of others apart
 
@@ -61,18 +63,24 @@ class MaskedRound:
         self.plain &= all(type(leaf.value) is Tensor for leaf in up.leaves.values())
         for k, who in enumerate(ctx.ids.tolist()):
             self.losses[who] = float(up.notes["loss"][min(k, len(up.notes["loss"]) - 1)])
-            if self.protocol is not None:
+            if self.protocol is not None or self.vectors is not None:
                 alone = ctx.at(slice(k, k + 1))
                 vector = client_vector(self.method, self.sums, parcel_row(got, k), parcel_row(up, k), alone)
-                with self.one_at_a_time:
-                    self.protocol.upload(who, vector)
+                self.add(who, vector)
+
+    def add(self, who: int, vector: np.ndarray) -> None:
+        with self.one_at_a_time:
+            if self.protocol is not None:
+                self.protocol.upload(who, vector)
+            elif self.vectors is not None:
+                self.vectors[who] = vector
 
     def unmask(self, fold: Fold, here: Ctx) -> float:
         """Fold in the sum; gives the mean loss."""
         assert self.protocol is not None
         return fold_sum(self.method, self.sums, fold, self.protocol.unmasked(), self.sent, self.survivors(here))
 
-    def close(self, fold: Fold | Collect, here: Ctx) -> float:
+    def close(self, fold: Arrived, here: Ctx) -> float:
         """Leave of a fold in the open what the sum would tell; if both are there, they must be the same."""
         assert isinstance(fold, Fold)
         loss = pooled_loss(self.losses, self.survivors(here))

@@ -1,9 +1,11 @@
 """The fast engine: the cohort in chunks of K clients at once, sizes counted in closed form, state in a bank.
 
-Several chunks may be under way side by side, each folded into a partial sum of its thread: the fold is exact, so the
-result has the same bits. The banks are read and written by one thread only, chunk by chunk in order.
+Several chunks may be under way side by side, each folded into a partial sum of its thread, and several ranks may share
+the cohort, each with a sum of its own: the fold is exact, so the result has the same bits. The banks are read and
+written by one thread only, chunk by chunk in order.
 """
 
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -36,7 +38,9 @@ from sparing.engines.evaluation import Wanted, evaluate
 from sparing.engines.masked_round import MaskedRound, cohort_of_sum, hidden_losses, open_masked_round
 from sparing.engines.outcome import read_later
 from sparing.engines.parcel_sizes import download_sizes, join_sizes, upload_sizes
+from sparing.engines.ranked_round import RankedRound, clients_of_rank, turn_at_rows, turns_of_others
 from sparing.engines.upload_check import check_request, client_to_check
+from sparing.ranks.group import Ranks
 from sparing.secure_round.one_process import SimulatedNodes
 
 _WHOLE_EVERY = 100
@@ -67,10 +71,11 @@ class ReturnedChunk(NamedTuple):
 
 
 class Vector:
-    def __init__(self, job: Job, bank: Rows):
-        self.job, self.bank = job, bank
+    def __init__(self, job: Job, bank: Rows, ranks: Ranks | None = None):
+        self.job, self.bank, self.ranks = job, bank, ranks
         self.joined = join_sizes(job)
         self.nodes = SimulatedNodes(job.secure.policy) if job.secure else None
+        self.pace: list[float] = []  # seconds that each rank took for its clients of the last round
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:
         server, outcome = self.start(server, ids, t)
@@ -90,15 +95,26 @@ class Vector:
     def play(self, server: Server, cohort: Ctx) -> tuple[Server, Callable[[], Outcome]]:
         job, aside = self.joined, self.job.aside
         tally, stale, who = Tally(), Divergence(job.method, server.model), client_to_check(cohort)
+        began = time.perf_counter()
         with torch.no_grad(), intra_op(job.within) if job.within > 1 else nullcontext():
             folds = [begin(job.method, server, cohort) for _ in range(aside)]
             free = list(folds)
             taking_part = without_absent(self.job, server, cohort, tally)
             whole = cohort.round % _WHOLE_EVERY == 1
-            masked = open_masked_round(job, self.nodes, server, cohort, taking_part, tally, whole)
+            first = self.ranks is None or self.ranks.is_first
+            masked = open_masked_round(job, self.nodes, server, cohort, taking_part, tally, whole and first)
+            here = taking_part
+            if masked and whole and not first:
+                masked.vectors = {}
+            if self.ranks:
+                here = clients_of_rank(self.ranks, self.bank, server, taking_part)
+                tally = tally if first else Tally()  # the first tells of those that are absent
+            chunks = list(chunks_by_thread(job, here)) if len(here.ids) else []
+            help_others = turns_of_others(server.rows, len(chunks))
 
             def send(ctx: Ctx) -> SentChunk:
-                down = outgoing(job.method, server, ctx)
+                with turn_at_rows(server.rows):
+                    down = outgoing(job.method, server, ctx)
                 posted = download_sizes(job.method, server.past, down, ctx)
                 if masked:
                     posted = masked.down(posted, ctx)
@@ -116,10 +132,14 @@ class Vector:
                 tally.add(back.ctx, back.posted, back.returned, back.loss_K, back.gone_K)
                 stale.merge(back.stale)
 
-            work_side_by_side(map(send, chunks_by_thread(job, taking_part)), work, take, aside)
-            said = {}
+            work_side_by_side(map(send, chunks), work, take, aside)
+            help_others()
+            fold, said = _merge_folds(folds), {}
+            if self.ranks:
+                ranked = RankedRound(self.ranks, began)
+                fold, tally, stale = ranked.join(fold, tally, stale, masked, job.method)
+                self.pace = ranked.seconds
             if tally.arrivals:
-                fold = _merge_folds(folds)
                 if masked:
                     said = {TRAIN_LOSS: masked.close(fold, taking_part)}
                 server, report = settle(job.method, server, fold, taking_part, self.job.gradient)
@@ -159,7 +179,7 @@ class Vector:
         return ReturnedChunk(ctx, posted, state, sizes_of_arrived(returned, gone_K), up.notes["loss"], gone_K, stale)
 
     def evaluate(self, server: Server, t: int, wanted: Wanted) -> Evaluation:
-        return evaluate(self.job, self.bank, server, t, wanted)
+        return evaluate(self.job, self.bank, server, t, wanted, self.ranks)
 
 
 def _merge_folds(folds: list[Fold | Collect]) -> Fold | Collect:

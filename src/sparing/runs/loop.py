@@ -14,9 +14,13 @@ from torch import Tensor
 from sparing.core import tree
 from sparing.core.context import EVERYONE
 from sparing.core.errors import CheckpointError, ConfigError
+from sparing.core.method import Rows
 from sparing.core.round import Server
 from sparing.engines.engine import Engine, Job, Outcome
 from sparing.engines.evaluation import Wanted
+from sparing.ranks.agreement import refuse_other_models
+from sparing.ranks.group import Ranks
+from sparing.ranks.shards import FetchedRows, RankRows
 from sparing.runs import snapshots
 from sparing.runs.files.run_folder import RunFolder
 from sparing.runs.identity import RunIdentity
@@ -77,6 +81,7 @@ class RunState:
     table: list[Record] = field(default_factory=list)
     spending: PrivacyAccount | None = None  # of privacy, as it is known so far
     owed: OwedRound | None = None  # a round that is settled and saved, and not yet evaluated
+    ranks: Ranks | None = None  # that play it together
 
     def __post_init__(self) -> None:
         training = self.clients - len(self.job.task.held_out)
@@ -96,9 +101,11 @@ class RunState:
         """The last round there will be."""
         return self.spending.last if self.spending else self.study.rounds
 
-    def release(self, t: int) -> None:
+    def release(self, t: int, stopping: bool = False) -> None:
         """Called before anything of round t is written, printed or sent: epsilon counts it from here on."""
         found, privacy = self.secret.released(t) if self.secret else {}, self.job.method.privacy
+        if self.ranks and self.secret and not stopping:
+            found = {int(who): digest for some in self.ranks.gather_json(found) for who, digest in some.items()}
         if not found or not privacy:
             return
         mine = {who: digest for who, digest in found.items() if (who == EVERYONE) == (privacy.mode == "central")}
@@ -128,6 +135,8 @@ class RunState:
     def save(self) -> None:
         """A checkpoint of the rounds that are done."""
         assert self.folder is not None
+        if self.ranks:
+            refuse_other_models(self.ranks, self.server.model, self.done)
         meta: dict[str, Any] = {"round": self.done, "seconds": self.seconds, "identity": self.identity}
         if self.secret and self.releases.table:
             meta |= {"secret": self.secret.commitment, "releases": self.releases.table.mark()}
@@ -136,13 +145,18 @@ class RunState:
         self.folder.save(self.server, self.bank, self.rows, meta, self.owed.tensors() if self.owed else {})
 
     @property
+    def writes(self) -> bool:
+        """Whether this process writes the run's files, of those that play it."""
+        return self.ranks is None or self.ranks.is_first
+
+    @property
     def asks_clients(self) -> bool:
         """Whether an evaluation shows the model to clients elsewhere."""
         return self.study.engine == "network" and self.study.network.evaluate == "clients"
 
     def finish(self, result: Result) -> None:
         """Write down what the run came to; its secret is deleted, unless it is to be kept."""
-        if self.folder:
+        if self.folder and self.writes:
             if not self.study.keep_secret:
                 delete_secret(self.folder.path)
             self.folder.finish(result)
@@ -193,12 +207,14 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
             ids = run.job.fleet.cohort(study.seed, t, run.clients, run.count)
             shown = run.folder is not None and snapshots.is_snapshot_round(t, run.last)
             views = (
-                snapshots.snapshots_before_round(run.job, run.bank, run.server, ids, t, study.record) if shown else []
+                snapshots.snapshots_before_round(run.job, _all_rows(run.bank), run.server, ids, t, study.record)
+                if shown
+                else []
             )
             try:
                 run.server, under_way = run.engine.start(run.server, ids, t)
             except BaseException:
-                run.release(t)  # what stops the run is said, and may tell of what was noised
+                run.release(t, stopping=True)  # what stops the run is said, and may tell of what was noised
                 raise
             views += snapshots.snapshots_after_round(run.job, run.server, t) if shown else []
             while waiting:
@@ -213,6 +229,10 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     result = _result_of_run(run)
     run.finish(result)
     return result
+
+
+def _all_rows(bank: Bank) -> Rows:
+    return FetchedRows(bank) if isinstance(bank, RankRows) else bank
 
 
 def cohort_size(clients: int, sample: int | float) -> int:

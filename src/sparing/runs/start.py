@@ -26,9 +26,12 @@ from sparing.engines.vector import Vector
 from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
 from sparing.fleet.fleet import Fleet, read_arrivals, read_capacity, read_trace
 from sparing.fleet.links import link_rates
+from sparing.ranks.agreement import refuse_unshared_folder
+from sparing.ranks.group import Ranks
+from sparing.ranks.shards import RankRows, shard_of
 from sparing.runs.environment import describe_environment
 from sparing.runs.files.kept_parcels import keep_parcels
-from sparing.runs.files.log import log_to_file
+from sparing.runs.files.log import log_to_file, round_line
 from sparing.runs.files.run_folder import (
     CHECKPOINT_FILE,
     CONFIG_FILE,
@@ -37,6 +40,7 @@ from sparing.runs.files.run_folder import (
     LOG_FILE,
     SERVER_SLOTS_FILE,
     SLOTS_FILE,
+    FollowedFolder,
     RunFolder,
     read_config,
     server_from_tensors,
@@ -50,20 +54,28 @@ from sparing.runs.preflight import refuse_model_misfit
 from sparing.runs.privacy import secret as secrets
 from sparing.runs.privacy.releases import Releases
 from sparing.runs.privacy.secret import ClientSecret, Secret
+from sparing.runs.rank_runs import (
+    agree_on_run,
+    agreed_folder,
+    agreed_plan,
+    pace_words,
+    process_ranks,
+    refuse_idle_ranks,
+)
 from sparing.runs.recipe_entries import recipes_from_entries
-from sparing.runs.results import Result
+from sparing.runs.results import Record, Result
 from sparing.runs.snapshots import refuse_similarity_of_sizes
 from sparing.runs.study import OWN_TASK, FleetSection, Study, place_code, study_from
 from sparing.secure_round.settings import SecureSettings
 from sparing.secure_round.summable import refuse_unsummable
 from sparing.storage.atomic import os_errors_as_checkpoint_error, write_atomic
-from sparing.storage.bank import open_bank
+from sparing.storage.bank import ALL_CLIENTS, open_bank
 from sparing.tasks.build import build_task
 from sparing.tasks.code import CodeCall, is_code, load_code
 from sparing.tasks.fingerprint import task_fingerprint
 from sparing.tasks.task import Task, copy_model
 
-_ENGINES = {"vector": Vector, "debug": Reference}
+_ENGINES = ("vector", "debug")
 EngineMaker = Callable[[Job, RunFolder | None], Engine]
 """Makes the engine of a run whose clients are elsewhere."""
 
@@ -87,7 +99,7 @@ def run(
     (1, True)
     """
     own = study_of_arguments(task, method, study, kept=out is not None)
-    return start_run(own, task if isinstance(task, Task) else None, out, loggers, secret)
+    return start_run(own, task if isinstance(task, Task) else None, out, loggers, secret, ranks=process_ranks(own))
 
 
 def study_of_arguments(
@@ -114,26 +126,45 @@ def start_run(
     loggers: Sequence[Logger] = (),
     key: bytes | None = None,
     engine: EngineMaker | None = None,
+    ranks: Ranks | None = None,
 ) -> Result:
-    """A new run. Everything that can be refused is refused before anything is written."""
-    secret = Secret(key)
-    job, study = settle_study(study, measured_task(task, study) if task else task_from_study(study), secret)
+    """A new run. Everything that can be refused is refused before anything is written.
+
+    `ranks`: that play it together; each of them calls this.
+    """
+    secret, out = _secret_of_run(ranks, key), agreed_folder(ranks, out)
+    own = measured_task(task, study) if task else task_from_study(study)
+    job, study = settle_study(study, own, secret, ranks)
     with (
-        nullcontext() if out is None else _created_folder(out, study, job) as folder,
-        closing(new_run(study, job, folder, secret, engine)) as state,
+        nullcontext() if out is None else _created_folder(out, study, job, ranks) as folder,
+        closing(new_run(study, job, folder, secret, engine, ranks)) as state,
     ):
-        if folder:
+        if folder and state.writes:
             state.releases.create()
             if state.secret:
                 secrets.write_secret(folder.path, secret)
             keep_copies(study, folder.path)
+        if folder:
             state.save()
+        if folder and state.writes:
             folder.publish(study.model_dump())
         return _train_logged(state, loggers)
 
 
-def _created_folder(out: str | Path, study: Study, job: Job) -> RunFolder:
-    return RunFolder.create(out, study.device, job.task.metrics[0].name, study.secure is not None)
+def _secret_of_run(ranks: Ranks | None, key: bytes | None) -> Secret:
+    """One for all ranks."""
+    secret = Secret(key)
+    return Secret(bytes.fromhex(ranks.agreed(secret.key.hex()))) if ranks else secret
+
+
+def _created_folder(out: Path, study: Study, job: Job, ranks: Ranks | None) -> RunFolder:
+    if ranks is None or ranks.is_first:
+        folder = RunFolder.create(out, study.device, job.task.metrics[0].name, study.secure is not None)
+    else:
+        folder = FollowedFolder(out)
+    if ranks:
+        refuse_unshared_folder(ranks, out)
+    return folder
 
 
 def resume(
@@ -143,7 +174,8 @@ def resume(
 
     `trust`: run the code that came with the folder, though you have not run it before.
     """
-    return resume_run(path, task, loggers, trust)
+    ranks = process_ranks(study_from(read_config(path), str(path)))
+    return resume_run(path, task, loggers, trust, ranks=ranks)
 
 
 def resume_run(
@@ -152,9 +184,10 @@ def resume_run(
     loggers: Sequence[Logger] = (),
     trust: bool = False,
     engine: EngineMaker | None = None,
+    ranks: Ranks | None = None,
 ) -> Result:
-    """The same, of a run whose clients may be elsewhere."""
-    with RunFolder.open(path) as folder:
+    """The same, of a run whose clients may be elsewhere, or that several ranks play."""
+    with _opened_folder(Path(path), ranks) as folder:
         study = study_from(read_config(path), str(folder.path / CONFIG_FILE))
         if task is None and name_and_options("data", study.task.data)[0] == OWN_TASK:
             raise ConfigError(
@@ -167,12 +200,19 @@ def resume_run(
         secret = Secret(key)
         path = study.plan.path
         own = measured_task(task, study, copies) if task else task_from_study(study, copies)
-        job, study = settle_study(study, own, secret)
+        job, study = settle_study(study, own, secret, ranks)
         if study.plan.path != path:
             raise ConfigError(f"{folder.path} was run by path {path}, which {SWITCH} switches off; unset it to go on")
-        with closing(new_run(study, job, folder, secret, engine)) as state:
+        with closing(new_run(study, job, folder, secret, engine, ranks)) as state:
             _restore_run(state, key)
             return _train_logged(state, loggers)
+
+
+def _opened_folder(path: Path, ranks: Ranks | None) -> RunFolder:
+    if ranks is None:
+        return RunFolder.open(path)
+    refuse_unshared_folder(ranks, path)
+    return RunFolder.open(path) if ranks.is_first else FollowedFolder(path)
 
 
 def _restore_run(run: RunState, key: bytes | None) -> None:
@@ -199,14 +239,18 @@ def _restore_run(run: RunState, key: bytes | None) -> None:
 
 def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
     """The loop, with what it says kept in the run folder."""
-    if state.folder is None:
-        return train_rounds(state, loggers)
+    if state.folder is None or not state.writes:
+        return train_rounds(state, loggers if state.writes else ())
     about = describe_environment(state.study.device)
     plan = ", ".join(f"{name} {getattr(state.study.plan, name)}" for name in ("path", "chunk", "threads"))
     where = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}"
     opening = f"{where}, {plan}: after round {state.done}"
     failed = state.folder.path / FAILED_FILE
-    with log_to_file(state.folder.path / LOG_FILE, opening) as log:
+    with log_to_file(state.folder.path / LOG_FILE, opening) as say:
+
+        def log(record: Record) -> None:
+            say(round_line(record) + (pace_words(state.engine.pace) if isinstance(state.engine, Vector) else ""))
+
         try:
             result = train_rounds(state, (log, *loggers))
         except TrainingError as error:
@@ -228,17 +272,21 @@ def measured_task(task: Task, study: Study, copies: Path | None = None) -> Task:
     return task.measured_by([load_code(CodeCall(m), copies) if is_code(m) else m for m in names]) if names else task
 
 
-def settle_study(study: Study, task: Task, secret: Secret | ClientSecret | None = None) -> tuple[Job, Study]:
+def settle_study(
+    study: Study, task: Task, secret: Secret | ClientSecret | None = None, ranks: Ranks | None = None
+) -> tuple[Job, Study]:
     """The job for an engine, and the study with every "auto" replaced by what was chosen."""
-    job, study, _ = settle_study_and_plan(study, task, secret)
+    job, study, _ = settle_study_and_plan(study, task, secret, ranks)
+    if ranks:
+        agree_on_run(ranks, study, job)
     return job, study
 
 
 def settle_study_and_plan(
-    study: Study, task: Task, secret: Secret | ClientSecret | None = None
+    study: Study, task: Task, secret: Secret | ClientSecret | None = None, ranks: Ranks | None = None
 ) -> tuple[Job, Study, SettledPlan]:
     """The same, and how the plan came about. `secret`: what the method's secret noise will be drawn from."""
-    device = study_device(study.device)
+    device = ranks.device if ranks else study_device(study.device)
     task = task.on_validation() if study.evaluate.set == "validation" else task
     fleet = _fleet_from_section(study.fleet, task, study.seed)
     if fleet.attack is not None and fleet.attack.kind == "label-flip":
@@ -247,6 +295,8 @@ def settle_study_and_plan(
     model = remake_model(_check_model(task.build(study.seed)), made, static, study.seed).to(device)
     layout = tree.layout_of(model, static)
     count = cohort_size(len(task) - len(task.held_out), study.sample)
+    if ranks:
+        refuse_idle_ranks(ranks, count)
     secret = secret or Secret()
     secure = secure_settings(study, fleet, count)
     given: dict[str, Any] = {"words": secret.words, "summed": secure.summed if secure else None}
@@ -280,8 +330,10 @@ def settle_study_and_plan(
     if "similarity" in study.record:
         refuse_similarity_of_sizes(job)
     privacy_account(job, count)  # refuses a budget that does not pay for one round
-    found = settle_plan(study.plan, study.engine, job, count, study.method)
-    study = study.model_copy(update={"plan": found.plan, "device": str(device)})
+    found = settle_plan(study.plan, study.engine, job, -(-count // ranks.world) if ranks else count, study.method)
+    if ranks:
+        found = found._replace(plan=agreed_plan(ranks, found))
+    study = study.model_copy(update={"plan": found.plan, "device": device.type if ranks else str(device)})
     names = ("path", "chunk", "threads", "precision", "graph")
     return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
 
@@ -345,7 +397,12 @@ def _fleet_from_section(section: FleetSection, task: Task, seed: int) -> Fleet:
 
 
 def new_run(
-    study: Study, job: Job, folder: RunFolder | None, secret: Secret | None = None, make: EngineMaker | None = None
+    study: Study,
+    job: Job,
+    folder: RunFolder | None,
+    secret: Secret | None = None,
+    make: EngineMaker | None = None,
+    ranks: Ranks | None = None,
 ) -> RunState:
     """The run before its first round."""
     clients, device = len(job.task), next(iter(job.initial.values())).device
@@ -354,17 +411,23 @@ def new_run(
     where = Path(scratch.name) if scratch else folder.path if folder else None
     path = where / SLOTS_FILE if on_disk and where else None
     home = "cpu" if study.plan.bank == "host" else None
-    bank = open_bank(first_client(job.method, job.initial), clients, device, path, home)
+    shard = shard_of(ranks) if ranks else ALL_CLIENTS
+    bank = open_bank(first_client(job.method, job.initial), clients, device, path, home, shard)
     template, beside = first_row(job.method, job.initial), path.with_name(SERVER_SLOTS_FILE) if path else None
-    rows = open_bank(template, clients, device, beside, home) if template else None
+    rows = open_bank(template, clients, device, beside, home, shard) if template else None
+    if ranks:
+        bank, rows = RankRows(bank, ranks), RankRows(rows, ranks) if rows else None
     server = first_server(job.method, job.initial, clients, rows, job.gradient)
     if make is None and study.engine not in _ENGINES:
         raise ConfigError(f"engine is {study.engine}, which needs clients elsewhere; use `sparing serve`")
-    engine = make(job, folder) if make else _ENGINES[study.engine](job, bank)
+    if make:
+        engine = make(job, folder)
+    else:
+        engine = Reference(job, bank) if study.engine == "debug" else Vector(job, bank, ranks)
     used = secret if job.method.secret else None
-    run = RunState(study, clients, engine, bank, server, folder, job, rows, scratch, secret=used)
+    run = RunState(study, clients, engine, bank, server, folder, job, rows, scratch, secret=used, ranks=ranks)
     if folder:
-        run.identity, run.releases = run_identity(study, job), Releases(folder.path if used else None)
+        run.identity, run.releases = run_identity(study, job), Releases(folder.path if used and run.writes else None)
     if secret:
         secret.drawn.clear()  # by trials of the plan, which release nothing
     if study.plan.parcels == "kept":

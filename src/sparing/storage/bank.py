@@ -17,7 +17,7 @@ the same three steps:
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -26,10 +26,29 @@ from torch import Tensor
 from sparing.core.errors import CheckpointError, MethodError
 from sparing.core.operation import operation
 from sparing.core.ops import to_host
-from sparing.core.tree import Tree, prefixed, under
+from sparing.core.tree import Tree, prefixed, take_rows, under
+
+
+class Shard(NamedTuple):
+    """The clients of which one bank of several holds the rows."""
+
+    part: int = 0
+    parts: int = 1
+
+    def holds(self, ids: Tensor) -> Tensor:
+        """
+        >>> Shard(1, 3).holds(torch.arange(6)).tolist()
+        [False, True, False, False, True, False]
+        """
+        return ids % self.parts == self.part
+
+
+ALL_CLIENTS = Shard()
 
 
 class Bank(Protocol):
+    template: Tree
+
     def read(self, ids: Tensor) -> Tree:
         """Rows `[K, ...]` of clients `ids`, the caller's to change."""
         ...
@@ -50,8 +69,8 @@ class Bank(Protocol):
         """The checkpoint holding the last `state()` is durably in place."""
         ...
 
-    def restore(self, saved: Tree) -> None:
-        """Every row as it was when `state()` gave `saved`."""
+    def restore(self, saved: Tree, shard: Shard = ALL_CLIENTS) -> None:
+        """Every row of these clients as it was when `state()` gave `saved`."""
         ...
 
     def close(self) -> None: ...
@@ -63,13 +82,17 @@ def open_bank(
     device: torch.device | str = "cpu",
     path: str | Path | None = None,
     home: str | None = None,
+    shard: Shard = ALL_CLIENTS,
 ) -> Bank:
-    """Rows in the slot file `path`, or in the memory of `home`, else of `device`; read onto `device`."""
+    """Rows in the slot file `path`, or in the memory of `home`, else of `device`; read onto `device`.
+
+    Banks of the same rows, of other clients, have files beside that one: see `slot_file.shard_path`.
+    """
     if path is None:
         return MemoryBank(template, clients, device, home)
     from sparing.storage.slot_file import SlotBank  # needs POSIX files, which a run in memory does not
 
-    return SlotBank(path, template, clients, device)
+    return SlotBank(path, template, clients, device, shard.part)
 
 
 class MemoryBank:
@@ -166,11 +189,13 @@ class MemoryBank:
     def committed(self) -> None:
         pass
 
-    def restore(self, saved: Tree) -> None:
+    def restore(self, saved: Tree, shard: Shard = ALL_CLIENTS) -> None:
         check_saved_names(saved, {"ids", *prefixed("rows", self.template)} if self.template else set())
         self.clear()
+        ids = saved.get("ids", torch.empty(0, dtype=torch.int64))
+        here, rows = shard.holds(ids).nonzero()[:, 0], under("rows", saved)
         try:
-            self.write(saved.get("ids", torch.empty(0, dtype=torch.int64)), under("rows", saved))
+            self.write(ids[here], rows if len(here) == len(ids) else take_rows(rows, here))
         except MethodError as error:
             raise CheckpointError(f"the checkpoint's client state does not fit this run: {error}") from error
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from sparing.core.errors import CheckpointError, MethodError
 from sparing.core.tree import Tree
 from sparing.storage.atomic import read_at, sync_folder, write_at
-from sparing.storage.bank import check_client_ids, check_rows, check_saved_names, check_template
+from sparing.storage.bank import ALL_CLIENTS, Shard, check_client_ids, check_rows, check_saved_names, check_template
 from sparing.storage.weighted_sums import open_readers, read_record, weighted_sums
 
 _STAGE_BYTES = 8 << 20
@@ -44,8 +44,12 @@ class SlotBank:
     once more each client written since the last commit.
     """
 
-    def __init__(self, path: str | Path, template: Tree, clients: int, device: torch.device | str = "cpu"):
-        self.path = Path(path)
+    def __init__(
+        self, path: str | Path, template: Tree, clients: int, device: torch.device | str = "cpu", file: int = 0
+    ):
+        self.first_path, self.file = Path(path), file
+        self.path = shard_path(self.first_path, file)
+        self.left_over: list[Path] = []  # files of banks that there are no more, once no checkpoint refers to them
         self.template = check_template(template)
         self.clients = clients
         self.device = torch.device(device)
@@ -209,9 +213,15 @@ class SlotBank:
         taken[self.slot_of[self.slot_of > 0]] = True
         taken[0] = True
         self.free = np.flatnonzero(~taken)
+        for path in self.left_over:
+            path.unlink(missing_ok=True)
+        self.left_over = []
 
-    def restore(self, saved: Tree) -> None:
-        check_saved_names(saved, {"ids", "slots", "crc", "layout"} if self.size else set())
+    def restore(self, saved: Tree, shard: Shard = ALL_CLIENTS) -> None:
+        """Rows may lie in the files of several banks (`files`). Those that are to lie here are copied into this one,
+        beside its own, none of which is touched before the next checkpoint."""
+        names = {"ids", "slots", "crc", "layout"} if self.size else set()
+        check_saved_names(saved, names | ({"files"} if self.size and "files" in saved else set()))
         if not self.size:
             return
         if not torch.equal(saved["layout"], _record_fingerprint(self.template)):
@@ -223,10 +233,26 @@ class SlotBank:
             ids = check_client_ids(saved["ids"], self.clients)
         except MethodError as error:
             raise CheckpointError(f"the checkpoint's client state does not fit this run: {error}") from error
-        slots = saved["slots"].numpy().copy()
+        slots, crc = saved["slots"].numpy().copy(), saved["crc"].numpy().astype(np.uint32)
+        files = saved["files"].numpy() if "files" in saved else np.zeros_like(ids)
+        mine = files == self.file
+        self._restore_table(ids[mine], slots[mine], crc[mine])
+        moved = shard.holds(torch.from_numpy(ids)).numpy()
+        self.slot_of[ids[mine & ~moved]] = 0
+        for file in np.unique(files[moved & ~mine]).tolist():
+            other, some = SlotBank(self.first_path, self.template, self.clients, file=file), moved & (files == file)
+            other._restore_table(ids[some], slots[some], crc[some])
+            for part in _index_batches(ids[some], len(self.stage)):
+                self.write(torch.from_numpy(part), other.read(torch.from_numpy(part)))
+            other.close()
+        if shard.part == 0:
+            found = (shard_path(self.first_path, file) for file in np.unique(files).tolist() if file >= shard.parts)
+            self.left_over = list(found)
+
+    def _restore_table(self, ids: np.ndarray, slots: np.ndarray, crc: np.ndarray) -> None:
         if len(slots):
             self.open(fresh=False, need=int(slots.max()) * self.size)
-        self.set_table(ids, slots, saved["crc"].numpy().astype(np.uint32))
+        self.set_table(ids, slots, crc)
 
     def open(self, fresh: bool, need: int = 0) -> None:
         """Opens the file, emptied where a fresh run begins. Whoever opens it holds the lock of its folder."""
@@ -263,6 +289,15 @@ class SlotBank:
             f"the clients' rows in {self.path} {what} ({error.strerror}); "
             "check the folder and its free space, then resume from the last checkpoint"
         )
+
+
+def shard_path(path: Path, file: int) -> Path:
+    """The file of one of several banks of the same rows.
+
+    >>> str(shard_path(Path("run/clients.slots"), 0)), str(shard_path(Path("run/clients.slots"), 2))
+    ('run/clients.slots', 'run/clients-2.slots')
+    """
+    return path.with_name(f"{path.stem}-{file}{path.suffix}") if file else path
 
 
 def _leaf_bytes(tree: Tree) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from sparing.sweeps.folder import (
 )
 from sparing.sweeps.judge import settled_judge
 from sparing.sweeps.optuna_search import import_optuna, propose_settings
-from sparing.sweeps.processes import SweepRun, run_in_processes
+from sparing.sweeps.processes import RunAll, SweepRun, run_in_processes
 from sparing.sweeps.pruning import score_bars
 from sparing.sweeps.spec import SweepSpec, corner_settings, trial_study
 from sparing.tasks.task import Task
@@ -44,7 +44,11 @@ class SweepProgress:
 
 
 def run_sweep(
-    plan: SweepSpec, folder: Path, jobs: int, tell: Callable[[SweepProgress], None] = lambda course: None
+    plan: SweepSpec,
+    folder: Path,
+    jobs: int,
+    tell: Callable[[SweepProgress], None] = lambda course: None,
+    run_all: RunAll | None = None,
 ) -> list[Trial]:
     """Do what is left of a sweep. Every trial is there afterwards, complete or failed."""
     if plan.trials is not None:
@@ -77,7 +81,7 @@ def run_sweep(
             else:
                 return
 
-    _run_trials(todo(), folder, course, jobs)
+    _run_trials(todo(), folder, course, jobs, run_all)
     return course.trials
 
 
@@ -105,7 +109,9 @@ def _rehearse_trials(studies: Sequence[Study], task: Task) -> None:
             compose(tree.layout_of(model, static), *made, local=study.local.local())
 
 
-def _run_trials(todo: Iterator[SweepRun], folder: Path, course: SweepProgress, jobs: int) -> None:
+def _run_trials(
+    todo: Iterator[SweepRun], folder: Path, course: SweepProgress, jobs: int, run_all: RunAll | None
+) -> None:
     def finished(work: SweepRun) -> None:
         i = next(i for i, one in enumerate(course.trials) if work.folder in _trial_folders(folder, one))
         one = course.trials[i]
@@ -115,7 +121,7 @@ def _run_trials(todo: Iterator[SweepRun], folder: Path, course: SweepProgress, j
         course.running = running
         course.tell(course)
 
-    run_in_processes(lambda: next(todo, None), jobs, finished, tick)
+    (run_all or run_in_processes)(lambda: next(todo, None), jobs, finished, tick)
 
 
 def _trial_folders(folder: Path, one: Trial) -> list[Path]:
@@ -128,6 +134,7 @@ def train_winner(
     trials: list[Trial],
     jobs: int,
     tell: Callable[[SweepProgress], None] = lambda course: None,
+    run_all: RunAll | None = None,
 ) -> Trial:
     """The winner's final runs, on the test samples."""
     best = winning_trial(trials)
@@ -141,5 +148,5 @@ def train_winner(
         SweepRun(trial_run_folder(inside, best.number, s), trial_study(plan, best.settings, s, final=True))
         for s in left
     ]
-    _run_trials(iter(todo), inside, course, jobs)
+    _run_trials(iter(todo), inside, course, jobs, run_all)
     return course.trials[0]

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from sparing.core.errors import ConfigError, SparingError, TrainingError
+from sparing.ranks.rank_place import RANK_VARIABLES
 from sparing.runs.files.run_folder import CONFIG_FILE, FAILED_FILE
 from sparing.runs.loop import Logger
 from sparing.runs.privacy.secret import delete_secret
@@ -48,39 +49,59 @@ _RunSource = Callable[[], SweepRun | None]
 """The next run to do, asked for when there is room for one; None while there is nothing."""
 
 
+RunAll = Callable[[_RunSource, int, Callable[[SweepRun], None], Callable[[list[SweepRun]], None]], None]
+"""Does runs side by side: see `run_in_processes`."""
+
+
 def run_in_processes(
     source: _RunSource, jobs: int, finished: Callable[[SweepRun], None], tick: Callable[[list[SweepRun]], None]
 ) -> None:
     """Do all that the source gives, so many at once. `finished` hears of each, `tick` of what is going on."""
-    context = multiprocessing.get_context("forkserver")  # a fork of a process that has not begun to use threads
-    context.set_forkserver_preload(_PRELOADED_MODULES)
-    running: dict[Any, tuple[Any, Any, SweepRun]] = {}
+    running: dict[Any, tuple[ChildProcess, SweepRun]] = {}
     try:
         while True:
             while len(running) < jobs and (work := source()) is not None:
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child_process, args=(work, theirs, dict(os.environ)), daemon=True)
-                process.start()
-                theirs.close()
-                running[process.sentinel] = process, ours, work
+                child = ChildProcess(work)
+                running[child.process.sentinel] = child, work
             if not running:
                 return
             for sentinel in wait(list(running), timeout=_TICK_SECONDS):
-                process, said, work = running.pop(sentinel)
-                process.join()
-                _refuse_failed_run(work, process.exitcode, said)
+                child, work = running.pop(sentinel)
+                refuse_failed_run(work, *child.end())
                 finished(work)
-            tick([work for _, _, work in running.values()])
+            tick([work for _, work in running.values()])
     finally:
-        for process, _, _ in running.values():
-            process.terminate()
-        for process, _, _ in running.values():
-            process.join()
+        for child, _ in running.values():
+            child.process.terminate()
+        for child, _ in running.values():
+            child.process.join()
+
+
+class ChildProcess:
+    """One run in a process of its own."""
+
+    def __init__(self, work: SweepRun):
+        context = multiprocessing.get_context("forkserver")  # a fork of a process that has not begun to use threads
+        context.set_forkserver_preload(_PRELOADED_MODULES)
+        self.said, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_child_process, args=(work, theirs, dict(os.environ)), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def end(self) -> tuple[int | None, str | None]:
+        """Its exit code, and what the library refused in it; waits for it."""
+        self.process.join()
+        try:
+            return self.process.exitcode, self.said.recv() if self.said.poll() else None
+        except EOFError:
+            return self.process.exitcode, None
 
 
 def _child_process(work: SweepRun, parent: Any, environment: dict[str, str]) -> None:
     """What the process does, in its parent's environment: that of the process it was forked from may be older."""
     os.environ.update(environment)
+    for name in RANK_VARIABLES:
+        os.environ.pop(name, None)  # it plays its run alone
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -112,12 +133,8 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _refuse_failed_run(work: SweepRun, code: int | None, said: Any) -> None:
+def refuse_failed_run(work: SweepRun, code: int | None, why: str | None) -> None:
     """What the library refused in one run it would refuse in others; so the sweep ends."""
-    try:
-        why = said.recv() if said.poll() else None
-    except EOFError:
-        why = None
     if why is not None:
         raise ConfigError(f"{work.folder}: {why}")
     if code:

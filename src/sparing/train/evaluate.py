@@ -39,6 +39,16 @@ class Scores(NamedTuple):
     outputs: Tensor  # [n, ...] where metrics ask for them, else [n, 0]
 
 
+Score = Callable[[Tensor], Scores]
+"""Of the samples at these places."""
+Spread = Callable[[list[Tensor], Score], list[Scores]]
+"""Scores batches of places, wherever that is done."""
+
+
+def score_here(batches: list[Tensor], score: Score) -> list[Scores]:
+    return [score(batch) for batch in batches]
+
+
 CopyMaker = Callable[[nn.Module, torch.device, bool], WorkingCopy]
 """Makes a working copy of a model on a device; the bool: `static`."""
 
@@ -128,6 +138,7 @@ def evaluate_all(
     static: bool = False,
     runner: Runner = PLAIN_RUNNER,
     metrics: Sequence[Metric] = (),
+    spread: Spread = score_here,
 ) -> dict[str, float]:
     """One model (leaves `[1, *shape]`) on one set of samples: accuracy, loss, auc, the `metrics` and count.
 
@@ -139,7 +150,7 @@ def evaluate_all(
     keep = any(one.of is not None for one in metrics)
     with torch.no_grad(), runner.lend(model, device_of_tree(tree), static) as work, own_rng(work.device):
         load_row(work, tree, 0)
-        found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device), keep)
+        found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device), keep, spread)
         area = _areas(found, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
         figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]])
     hit, lost, under = figures.tolist()
@@ -158,17 +169,20 @@ def _areas(found: Scores, owner: Tensor, k: int) -> Tensor:
     return micro_aucs(both, y.flatten().long(), owner.repeat_interleave(guesses.shape[1]), k)
 
 
-def _scores(work: WorkingCopy, loss: Loss, x: Samples, y: Tensor, places: Tensor, keep: bool) -> Scores:
+def _scores(
+    work: WorkingCopy, loss: Loss, x: Samples, y: Tensor, places: Tensor, keep: bool, spread: Spread = score_here
+) -> Scores:
     """Of the samples at these places; `keep` their outputs.
 
     Batches are as equal as can be: with batch statistics, a last batch of one would say nothing.
     """
-    parts = []
-    for place in places.to(x.device).tensor_split(-(-len(places) // work.width) or 1):
-        if len(place):
-            output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
-            parts.append(scored_batch(loss, output, y.index_select(0, place).to(work.device), keep))
-    return _joined_scores(parts)
+
+    def score(place: Tensor) -> Scores:
+        output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
+        return scored_batch(loss, output, y.index_select(0, place).to(work.device), keep)
+
+    batches = places.to(x.device).tensor_split(-(-len(places) // work.width) or 1)
+    return _joined_scores(spread([place for place in batches if len(place)], score))
 
 
 def scored_batch(loss: Loss, output: Any, y: Tensor, keep: bool = False) -> Scores:

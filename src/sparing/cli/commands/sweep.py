@@ -8,6 +8,7 @@ import typer
 
 from sparing.cli.commands.shared import AsJson, StudyItems, Trust, print_json
 from sparing.cli.interrupt import INTERRUPT
+from sparing.cli.rank_processes import meeting_for_sweep
 from sparing.core.errors import ConfigError
 
 
@@ -38,23 +39,32 @@ def sweep_command(
         raise ConfigError("a sweep needs a study file; write one with `sparing new first`")
     plan = load_sweep(path, overrides)
     admit_code(trial_study(plan, {}, plan.seeds[0]), trust, overrides)
+    if (ranks := meeting_for_sweep(jobs)) is not None and ranks.place.rank:
+        from sparing.sweeps.rank_workers import work_for_first
+
+        work_for_first(ranks)
+        return
     from rich.console import Console
 
     from sparing.cli import sweep_view as shown
     from sparing.sweeps.execute import run_sweep, train_winner
     from sparing.sweeps.processes import default_jobs
+    from sparing.sweeps.rank_workers import dismiss_workers, run_on_ranks
 
     folder = out or Path("sweeps") / Path(path).stem
     at_once = jobs or default_jobs([trial_study(plan, {}, plan.seeds[0])])
+    run_all = run_on_ranks(ranks) if ranks else None
     console, winner = Console(), None
     said = {"--out": out, "--jobs": jobs}
     words = [word for name, value in said.items() if value is not None for word in (name, str(value))]
     words = ["sparing", "sweep", *(items or []), *words, *(["--final"] if final else [])]
     advice = f"finished work is kept, continue with: {shlex.join(words)}"
     with INTERRUPT.advising(lambda: advice), shown.watch_sweep(console, as_json) as tell:
-        trials = run_sweep(plan, folder, at_once, tell)
+        trials = run_sweep(plan, folder, at_once, tell, run_all)
         if final:
-            winner = train_winner(plan, folder, trials, at_once, tell)
+            winner = train_winner(plan, folder, trials, at_once, tell, run_all)
+    if ranks:
+        dismiss_workers(ranks)
     if as_json:
         print_json(shown.sweep_json(plan, trials, winner, str(folder)))
     else:

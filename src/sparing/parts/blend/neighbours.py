@@ -20,10 +20,11 @@ from sparing.core.errors import MethodError, check_range, unsummable
 from sparing.core.method import Arrival, Blended, Method, Report, Rows, Rule, Serving, Share, Step, by_samples
 from sparing.core.parcel import Cut, Cuts
 from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, cleared, column, prefixed, under
+from sparing.core.tree import Layout, Tree, cleared, column, prefixed
 
 TOP = 1 - 1e-4
 """The largest similarity, and that of a client with itself."""
+_KEPT = "model"
 
 
 def is_warm_up(ctx: Ctx, warmup: float) -> bool:
@@ -82,7 +83,7 @@ def neighbours_step(layout: Layout, home: frozenset[str], warmup: float, apart: 
             else arrival.model[name].expand(k, *layout.shapes[name])
             for name in kept
         }
-        return {"head": unit.reshape(k, -1)} | prefixed("model", models)
+        return {"head": unit.reshape(k, -1)} | prefixed(_KEPT, models)
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
         if is_warm_up(ctx, warmup):
@@ -98,9 +99,6 @@ def neighbours_step(layout: Layout, home: frozenset[str], warmup: float, apart: 
         weights = [list(row.values()) for row in neighbour_weights(state, ids, ctx.clients)]
         return update, state, {**counts, **_pair_numbers(cos), **_weight_numbers(weights)}
 
-    def keep(state: Tree, blended: Blended, ctx: Ctx) -> Tree:
-        return under("model", blended.seen)
-
     def serve(state: Tree, model: Tree, ctx: Ctx, rows: Rows | None) -> tuple[Tree, dict[str, Tensor]]:
         return (
             model if rows is None or is_warm_up(ctx, warmup) else model | _neighbour_blends(state, model, ctx, rows)
@@ -109,7 +107,7 @@ def neighbours_step(layout: Layout, home: frozenset[str], warmup: float, apart: 
     def row(model: Tree) -> Tree:
         return {name: model[name] for name in kept}
 
-    return Step(apply, init, watch, "pfedsim", serving=Serving(serve, row=row, keep=keep))
+    return Step(apply, init, watch, "pfedsim", serving=Serving(serve, row=row, keep=_KEPT))
 
 
 def _neighbour_blends(state: Tree, model: Tree, ctx: Ctx, rows: Rows) -> Tree:

@@ -19,8 +19,8 @@ _LOGGER = logging.getLogger("sparing")
 
 
 @contextmanager
-def log_to_file(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
-    """The logger to hand to a run; whatever is said meanwhile is written to `path`, as long as there is room for it."""
+def log_to_file(path: Path, opening: str) -> Iterator[Callable[[str], None]]:
+    """Takes lines; whatever is said meanwhile is written to `path` too, as long as there is room for it."""
     with _open_forgiving(path) as file:
         handler, shown = logging.StreamHandler(file), warnings.showwarning
         handler.handleError = lambda record: None  # a full disk: the next table that grows says so
@@ -37,7 +37,7 @@ def log_to_file(path: Path, opening: str) -> Iterator[Callable[[Record], None]]:
         warnings.showwarning = show
         say(opening)
         try:
-            yield lambda record: say(_round_line(record))
+            yield say
             say("finished")
         except BaseException as error:
             say(f"stopped: {error}" if isinstance(error, SparingError) else f"stopped: {type(error).__name__}")
@@ -59,7 +59,7 @@ def _open_forgiving(path: Path) -> Iterator[IO[str]]:
             file.close()
 
 
-def _round_line(record: Record) -> str:
+def round_line(record: Record) -> str:
     """A round in one line; what was not measured is left out."""
     shares = {"accuracy": record.accuracy, "personal": record.personal_accuracy, "train_loss": record.train_loss}
     measured = "".join(f" {name}={value:.4f}" for name, value in shares.items() if value == value)

@@ -23,6 +23,7 @@ from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
 from sparing.engines.engine import Job
 from sparing.parts.size.mixture import Mix
+from sparing.ranks.rank_place import rank_place
 from sparing.runs.plan.plan_cache import plan_cache_path, recall_plan, remember_plan
 from sparing.runs.plan.plan_trials import (
     TRIAL_STEPS,
@@ -297,7 +298,9 @@ def _most_clients_at_once(path: str, plan: PlanSection, job: Job, cohort: int) -
 
 
 def _cpu_cores() -> int:
-    return os.cpu_count() or 1
+    """Of this machine, those that are this process's where several ranks share it."""
+    place = rank_place(os.environ)
+    return max(1, (os.cpu_count() or 1) // (place.local_world if place else 1))
 
 
 def _machine_is_busy() -> bool:
