@@ -8,7 +8,7 @@ TRITON := .venv-kernels/.ready
 MODELS := .venv-models/.ready
 FLOWER := .venv-flower/.ready
 
-.PHONY: demo check test plain kernels models federation lint docs bench bench-parts bench-bytes bench-methods setup clean
+.PHONY: demo check test plain kernels models federation lint docs bench bench-parts bench-bytes bench-methods bench-ranks setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -31,6 +31,10 @@ models: $(MODELS)               ## models of transformers, peft, timm and torchv
 
 federation: $(STAMP) $(FLOWER)  ## a SuperLink and four SuperNodes on this machine, with TLS; Flower in .venv-flower
 	$(BIN)/python benchmarks/federation.py
+
+bench-ranks: $(STAMP)           ## docs/cluster.md: several processes play one run, and one of them is killed
+	$(BIN)/python benchmarks/ranks.py
+	$(BIN)/python benchmarks/ranks.py kill
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

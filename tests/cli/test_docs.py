@@ -128,6 +128,8 @@ def try_command(words: list[str]) -> None:
         assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), line
     elif words[0] == "python":
         assert (ROOT / words[1]).is_file(), line
+    elif words[0] == "torchrun":
+        assert words[-1] == "my_script.py" or words[words.index("-m") + 2] in ("run", "resume", "sweep"), line
     elif words[0] != "sparing":
         assert line.startswith(CHANGES_THE_MACHINE), line
     elif words[1] == "pfllib" and "digits" not in words:

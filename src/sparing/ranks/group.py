@@ -155,7 +155,7 @@ def open_ranks(meeting: Meeting, device: torch.device) -> Ranks:
     if dist.is_initialized():
         raise ConfigError("torch.distributed is in use in this process already; let sparing open it")
     try:
-        direct = device.type == "cuda" and not _gpus_are_shared(place, device, store)
+        direct = _gpus_of_their_own(place, device, store)
         if direct and not dist.is_nccl_available():
             raise ConfigError("ranks with GPUs of their own add up by nccl, which this torch lacks; set device=cpu")
         backend, group = "cpu:gloo,cuda:nccl" if direct else "gloo", PrefixStore("sparing/group", store)
@@ -169,11 +169,15 @@ def open_ranks(meeting: Meeting, device: torch.device) -> Ranks:
     return Ranks(meeting, device, direct)
 
 
-def _gpus_are_shared(place: RankPlace, device: torch.device, store: Store) -> bool:
-    """Whether some machine has fewer GPUs than ranks, so that nccl would refuse."""
-    few = device.type == "cuda" and torch.cuda.device_count() < place.local_world
-    store.set(f"sparing/shared/{place.rank}", str(int(few)))
-    return any(store.get(f"sparing/shared/{rank}") == b"1" for rank in range(place.world))
+def _gpus_of_their_own(place: RankPlace, device: torch.device, store: Store) -> bool:
+    """Whether every rank has a GPU that no other rank has, as nccl wants it; all of them have one, or none has."""
+    own = device.type == "cuda" and torch.cuda.device_count() >= place.local_world
+    store.set(f"sparing/device/{place.rank}", f"{device.type} {int(own)}")
+    said = [store.get(f"sparing/device/{rank}").decode().split() for rank in range(place.world)]
+    without = [rank for rank, (kind, _) in enumerate(said) if kind == "cpu"]
+    if without and len(without) < place.world:
+        raise ConfigError(f"rank {without[0]} has no GPU, where others have; set device=cpu, or start it where one is")
+    return all(own == "1" for _, own in said)
 
 
 def _entries(tree: Tree) -> list[tuple[str, str, list[int]]]:
