@@ -155,24 +155,27 @@ def show_kills(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "study.yaml")
         path.write_text(yaml.safe_dump(study))
-        command = ["-m", "sparing", "run", str(path), "--json", "--out"]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        began = time.monotonic()
-        for process in rank_processes(1, [*command, f"{folder}/whole"], 1, **quiet):
-            process.wait()
+        began, command = time.monotonic(), ["run", str(path), "--json", "--out"]
+        torchrun(1, [*command, f"{folder}/whole"]).wait()
         took, wanted = time.monotonic() - began, _files(Path(folder, "whole"))
         for i in range(args.times):
             run = Path(folder, f"run{i}")
-            processes = rank_processes(2, [*command, str(run)], 1, **quiet)
-            time.sleep(dice.uniform(0.3, 1.5) * took)
-            os.kill(dice.choice(processes).pid, signal.SIGKILL)
-            for process in processes:
-                process.wait()
-            again = ["-m", "sparing", "resume", str(run)] if (run / "config.yaml").exists() else [*command, str(run)]
-            for process in rank_processes(3, again, 1, **quiet):
-                process.wait()
+            ranks = torchrun(2, [*command, str(run)])
+            time.sleep(dice.uniform(0.3, 1.2) * took)
+            children = Path(f"/proc/{ranks.pid}/task/{ranks.pid}/children").read_text().split()
+            if children:
+                os.kill(int(dice.choice(children)), signal.SIGKILL)
+            ranks.wait()
+            done = len((run / "rounds.csv").read_text().splitlines()) - 1 if (run / "config.yaml").exists() else None
+            torchrun(3, [*command, str(run)] if done is None else ["resume", str(run)]).wait()
             same += _files(run) == wanted
-            print(f"{same} of {i + 1} the same", flush=True)
+            print(f"killed after {'no' if done is None else done} rounds: {same} of {i + 1} the same", flush=True)
+
+
+def torchrun(world: int, command: list[str]) -> subprocess.Popen:
+    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}", "--standalone"]
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([*words, "-m", "sparing", *command], env=os.environ | {"OMP_NUM_THREADS": "1"}, **quiet)
 
 
 def _files(run: Path) -> tuple[str, str, str]:

@@ -75,9 +75,10 @@ class MaskedRound:
             elif self.vectors is not None:
                 self.vectors[who] = vector
 
-    def unmask(self, fold: Fold, here: Ctx) -> float:
+    def unmask(self, fold: Arrived, here: Ctx) -> float:
         """Fold in the sum; gives the mean loss."""
         assert self.protocol is not None
+        assert isinstance(fold, Fold)
         return fold_sum(self.method, self.sums, fold, self.protocol.unmasked(), self.sent, self.survivors(here))
 
     def close(self, fold: Arrived, here: Ctx) -> float:

@@ -13,7 +13,6 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.download import download_kinds, read_download, write_download
 from sparing.core.errors import MethodError, SparingError, TrainingError
-from sparing.core.fold import Fold
 from sparing.core.method import Rows
 from sparing.core.parcel import Parcel, Schema, map_tensors
 from sparing.core.round import (
@@ -113,10 +112,7 @@ class Reference:
                     tally.add(ctx, masked.down(sent, ctx), partial(masked.up, ctx), hidden_losses(ctx), gone_K)
                 else:
                     tally.add(ctx, sent, sizes_of_arrived(back, gone_K), up.notes["loss"], gone_K)
-            said = {}
-            if tally.arrivals and masked:
-                assert isinstance(fold, Fold)
-                said = {TRAIN_LOSS: masked.unmask(fold, taking_part)}
+            said = {TRAIN_LOSS: masked.unmask(fold, taking_part)} if tally.arrivals and masked else {}
             if tally.arrivals:
                 server, report = settle(method, server, fold, taking_part, self.job.gradient)
             else:

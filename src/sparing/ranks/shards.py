@@ -58,11 +58,10 @@ class RankRows:
         """Rows of any clients; every rank asks for the same ones."""
         if not self.template:
             return {}
-        here = self.shard.holds(ids.cpu()).nonzero()[:, 0]
-        rows = cat_trees(self.ranks.gather_trees(self.bank.read(ids.cpu()[here])))
-        order = torch.cat([(ids.cpu() % self.ranks.world == rank).nonzero()[:, 0] for rank in range(self.ranks.world)])
-        device = next(iter(self.bank.read(ids[:1].cpu()[:0]).values())).device
-        return {name: x.to(device) for name, x in take_rows(rows, order.argsort()).items()}
+        ids, world = ids.cpu(), self.ranks.world
+        rows = cat_trees(self.ranks.gather_trees(self.bank.read(ids[self.shard.holds(ids)])))
+        by_rank = torch.cat([Shard(rank, world).holds(ids).nonzero()[:, 0] for rank in range(world)])
+        return {name: x.to(self.ranks.device) for name, x in take_rows(rows, by_rank.argsort()).items()}
 
     @contextmanager
     def turn(self) -> Iterator[None]:
