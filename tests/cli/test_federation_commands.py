@@ -82,6 +82,12 @@ def test_a_server_says_what_would_be_sent(here):
     assert not (here / "runs").exists()
 
 
+def test_a_server_says_what_is_sent_under_masks(here):
+    text = said(*SERVE, "--test", "a.npz", "secure=true", "method=fedavg", "--dry-run")
+    assert "bytes and about" in text
+    assert "under masks" in text
+
+
 def test_a_server_without_samples_is_told_their_shape(here):
     typed = ("--shape", "1x8x8", "--classes", "10", "--dry-run")
     assert "nothing was sent" in said("serve", "study.yaml", "--roster", "roster.csv", *typed)
@@ -189,6 +195,8 @@ SERVE = ("serve", "study.yaml", "--roster", "roster.csv")
         (("serve", "--resume", "runs/x"), "runs/x"),
         ((*SERVE, "--test", "a.npz", "--socket", "s" * 120), "which no socket can be; shorten it"),
         ((*SERVE, "--test", "a.npz", "--socket", "a.npz"), "is no socket; choose another path"),
+        ((*SERVE, "--test", "a.npz", "secure=true", "method=topk", "--dry-run"), "use {randk: {shared: true}}"),
+        ((*SERVE, "--test", "a.npz", "--keys", "a.npz", "--dry-run"), "--keys is for studies with `secure: true`"),
         ((*SERVE, "fleet.dropout=0.1", "--test", "a.npz", "--dry-run"), "fleet.dropout is for simulations"),
         (("join",), "a node needs samples; give --data"),
         (("join", "--dry-run"), "a node needs samples; give --data"),

@@ -4,6 +4,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ def test_a_rank_that_dies_ends_the_others_in_one_sentence(tmp_path):
     [
         (["methd=fedavg"], "methd"),
         (["sample=1"], "2 ranks for 1 clients a round, so that some would have none; start at most 1"),
-        (["engine=debug"], "engine is debug, which is one process, and here are 2 ranks"),
+        (["engine=debug"], "engine is debug, which is one process, and here are 2 ranks; set engine=vector"),
         (["local.lr=1e30"], "round 1: the training loss became nan"),
     ],
     ids=lambda x: x[0] if isinstance(x, list) else "",
@@ -101,6 +103,15 @@ def test_mistakes_are_said_once(items, why, tmp_path):
     assert why in said[0]
 
 
+def test_a_command_of_one_process_is_refused_once():
+    ends = end_of(start_ranks(2, ["-m", "sparing", "demo"]))
+    assert [code for code, _, _ in ends] == [2, 2]
+    assert [text for _, _, text in ends] == [
+        "sparing: `sparing demo` is one process, and here are 2 ranks; start it alone\n",
+        "",
+    ]
+
+
 def test_ctrl_c_is_answered_once(tmp_path):
     path = write_study(tmp_path, rounds=100_000)
     processes = start_ranks(2, ["-m", "sparing", "run", str(path), "--out", str(tmp_path / "run")])
@@ -112,6 +123,36 @@ def test_ctrl_c_is_answered_once(tmp_path):
     said = [line for _, _, text in ends for line in text.splitlines() if line.strip()]
     assert len(said) == 1, said
     assert "continue with: sparing resume" in said[0]
+
+
+def test_a_rank_that_is_ending_can_be_told_to_end(tmp_path):
+    """As torchrun does to those that are left."""
+    path = write_study(tmp_path)
+    first, other = start_ranks(2, ["-m", "sparing", "run", str(path), "methd=fedavg"])
+    other.kill()  # so that the first waits a while for it
+    assert first.stderr is not None
+    said = first.stderr.readline()
+    first.send_signal(signal.SIGTERM)
+    (code, _, more), _ = end_of([first, other], 30)
+    assert "methd" in said
+    assert (code, more) == (2, "")
+
+
+def test_a_script_of_ones_own_ends_in_order(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, sparing\n"
+        "x = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))\n"
+        "y = (x[:, 0] > 0).long()\n"
+        "clients = [(x[i::8], y[i::8]) for i in range(8)]\n"
+        "task = sparing.Task(lambda: torch.nn.Linear(4, 2), train=clients, test=(x, y))\n"
+        "for method in ('fedavg', 'topk+memory'):\n"
+        "    sparing.run(task, method, rounds=5, sample=4)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    for _ in range(3):  # most of them aborted while threads of torch outlived the interpreter
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_sweep_has_ranks_as_workers(tmp_path):

@@ -81,6 +81,16 @@ def test_bytes_of_secure_sums_are_read_by_kind(tmp_path):
     assert len(sent["up"]) == len(ALL_BYTE_KINDS)
 
 
+def test_runs_with_secure_sums_stand_beside_others(tmp_path):
+    for name, method, secure in (("off", "fedavg", False), ("on", "fedavg", True), ("noise", "dp", True)):
+        sparing.run(TASK, method, **{**OPTIONS, "rounds": 1}, secure=secure, out=tmp_path / name)
+    found = group_runs([read_run_folder(folder) for folder in find_run_folders([tmp_path])])[0]
+    assert sorted(group.label for group in found) == ["dp", "fedavg", "fedavg (secure=true)"]
+    done = CliRunner().invoke(app, ["report", str(tmp_path), "-o", str(tmp_path / "report.html")])
+    assert done.exit_code == 0, done.output
+    assert "That of dp holds for whoever sees every secure sum" in (tmp_path / "report.html").read_text()
+
+
 class Reader(HTMLParser):
     """Every element, by the section it stands in, and all ids and addresses."""
 

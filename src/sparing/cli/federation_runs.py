@@ -18,6 +18,7 @@ from sparing.cli.wording import method_name, print_result, size_text
 from sparing.core.errors import ConfigError
 from sparing.net.desk import Progress
 from sparing.net.holdings import load_holdings, load_server_sets, trusted_call
+from sparing.net.key_book import PublicKeyBook
 from sparing.net.letter import HEAD_BYTES
 from sparing.net.local_sockets import listen, serve_letters
 from sparing.net.node import MOST_LETTER, Node
@@ -53,9 +54,7 @@ def serve_study(
     study: Study, roster: Path, typed: TypedSets, socket: Path, out: Path, as_json: bool, keys: Path | None = None
 ) -> None:
     entries, sets = read_roster(roster), load_server_sets(*typed)
-    if keys is not None and study.secure is None:
-        raise ConfigError("--keys is for studies with `secure: true`, which this one does not have; drop it")
-    known = None if keys is None else read_keys_file(keys)
+    known = _handed_out(study, keys)
     study = study_on_network(study, entries)
     progress = RunProgress(method_name(study.method), study.rounds)
 
@@ -139,27 +138,41 @@ class RoundView:
             yield log_plain_lines(self.progress)
 
 
-def print_server_plan(study: Study, roster: Path, typed: TypedSets) -> None:
+def _handed_out(study: Study, keys: Path | None) -> KeyRoster | None:
+    if keys is not None and study.secure is None:
+        raise ConfigError("--keys is for studies with `secure: true`, which this one does not have; drop it")
+    return None if keys is None else read_keys_file(keys)
+
+
+def print_server_plan(study: Study, roster: Path, typed: TypedSets, keys: Path | None = None) -> None:
     """What would be sent to whom."""
     entries, sets = read_roster(roster), load_server_sets(*typed)
+    if known := _handed_out(study, keys):
+        PublicKeyBook().use(known, len(entries))
     study = study_on_network(study, entries)
     console = Console()
     asked = cohort_size(len(entries), study.sample)
     console.print(
         f"{len(entries)} clients on {len({one.key for one in entries.entries})} nodes; {asked} asked per round"
     )
-    for line in _sizes_of_letters(study, sets):
+    for line in _sizes_of_letters(study, sets, asked):
         console.print(line, highlight=False)
     for name in ("deadline", "quorum", "retries", "over", "resend", "most_samples", "evaluate"):
         console.print(f"network.{name}: {getattr(study.network, name)}", highlight=False)
     console.print("nothing was sent")
 
 
-def _sizes_of_letters(study: Study, sets: ServerSets) -> list[str]:
+def _sizes_of_letters(study: Study, sets: ServerSets, asked: int) -> list[str]:
     if study.task.code() or study.task.model is None:
         return ["the model is code of your own; `sparing check` says what it sends"]
-    found = explain_method(study.method, study.task.model, sets.shape, sets.classes)
+    found = explain_method(study.method, study.task.model, sets.shape, sets.classes, study.secure is not None, asked)
     most = found.sizes[0]
+    if found.secure is not None:
+        down = size_text(most.down.most + found.secure.down)
+        return [
+            f"to a client and round: heads of {HEAD_BYTES} bytes and at most {down}",
+            f"from a client and round: heads of {HEAD_BYTES} bytes and about {size_text(found.secure.up)}, under masks",
+        ]
     return [
         f"to a client and round: a head of {HEAD_BYTES} bytes and at most {size_text(most.down.most)}",
         f"from a client and round: a head of {HEAD_BYTES} bytes and at most {size_text(most.up.most)}",

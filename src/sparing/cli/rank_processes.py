@@ -33,7 +33,10 @@ def join_ranks() -> None:
             return
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # of torch, which reports every lost connection at length
         if len(sys.argv) > 1 and sys.argv[1] not in _TOGETHER and not sys.argv[1].startswith("-"):
-            raise ConfigError(f"`sparing {sys.argv[1]}` is one process, and here are {place.world} ranks")
+            if place.rank:
+                raise SystemExit(_FAILED)
+            said = f"`sparing {sys.argv[1]}` is one process, and here are {place.world} ranks"
+            raise ConfigError(f"{said}; start it alone")
         meeting = _meet(place)
     except ConfigError as error:
         complain(str(error))
@@ -89,6 +92,9 @@ def leave_ranks() -> None:
 
 def _end_process(place: RankPlace, words: str) -> Any:
     """At once, whatever it is doing: what it has saved is whole."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):  # whose answer would wait here for this one
+            signal.signal(number, signal.SIG_IGN)
     with _TELLING:
         gone = f"rank {place.rank - 1} has died" in words and place.rank == 1
         if words != _STOPPED_WORDS and (place.rank == 0 or gone):

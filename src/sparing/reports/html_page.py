@@ -138,7 +138,7 @@ def _settings_table(groups: Sequence[RunGroup]) -> TextTable:
     about = [group.runs[0].settings for group in groups]
     apart = differing_keys(about)
     keys = list(dict.fromkeys(key for one in about for key in one))
-    rows = [[key, worded(about[0][key]), *[""] * len(groups)] for key in keys if key not in apart]
+    rows = [[key, worded(about[0].get(key)), *[""] * len(groups)] for key in keys if key not in apart]
     rows += [[key, "", *(worded(one[key]) if key in one else "" for one in about)] for key in apart]
     if len(groups) == 1:
         rows = [row[:2] for row in rows]

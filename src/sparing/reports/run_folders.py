@@ -26,7 +26,7 @@ from sparing.runs.files.run_folder import (
 )
 from sparing.runs.own_code import CODE_FOLDER, edited_since
 from sparing.runs.results import Record, read_metric_rows, read_round_row
-from sparing.runs.study import OWN_TASK, Study, study_from
+from sparing.runs.study import OWN_TASK, SecureSection, Study, study_from
 from sparing.tasks.code import copy_name, is_code
 
 _NOT_SETTINGS = ("seed", "engine", "device", "plan", "checkpoint", "record", "keep_secret")
@@ -219,6 +219,8 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
 
     >>> flat_settings({"seed": 3, "rounds": 5, "local": {"lr": 0.1}, "method": ["psfed", {"topk": {"ratio": 0.1}}]})
     {'rounds': 5, 'local.lr': 0.1, 'method': 'psfed+topk'}
+    >>> flat_settings({"secure": {"clients": 3, "colluding": 1, "least": None}, "method": ["fedavg"]})
+    {'secure': True, 'secure.colluding': 1, 'method': 'fedavg'}
     """
     out: dict[str, Any] = {}
 
@@ -229,10 +231,14 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
         else:
             out[key] = value
 
-    kept = {key: value for key, value in study.items() if key not in (*_NOT_SETTINGS, "method")}
+    kept = {key: value for key, value in study.items() if key not in (*_NOT_SETTINGS, "method", "secure")}
     put("", kept | ({"task": _task_settings(kept["task"])} if "task" in kept else {}))
     if (precision := study.get("plan", {}).get("precision", "float32")) != "float32":  # all else of a plan is aside
         out["plan.precision"] = precision
+    if (secure := study.get("secure")) is not None:
+        usual = SecureSection().model_dump()
+        out["secure"] = True
+        out |= {f"secure.{key}": value for key, value in secure.items() if value != usual.get(key)}
     entries = [name_and_options("method", entry) for entry in study["method"]]
     out["method"] = "+".join(name for name, _ in entries)
     for name, options in entries:

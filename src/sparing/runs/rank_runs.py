@@ -1,5 +1,6 @@
 """A run that several ranks play: how this process finds the others, and what all of them agree on before round 1."""
 
+import atexit
 import os
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,9 @@ def process_meeting() -> Meeting | None:
 def _open_once(device: torch.device) -> Ranks:
     meeting = process_meeting()
     assert meeting is not None
-    return open_ranks(meeting, device)
+    ranks = open_ranks(meeting, device)
+    atexit.register(ranks.close)  # threads of torch that outlive the interpreter abort the process
+    return ranks
 
 
 def process_ranks(study: Study) -> Ranks | None:
@@ -38,7 +41,10 @@ def process_ranks(study: Study) -> Ranks | None:
     if meeting is None:
         return None
     if study.engine != "vector":
-        raise ConfigError(f"engine is {study.engine}, which is one process, and here are {meeting.place.world} ranks")
+        raise ConfigError(
+            f"engine is {study.engine}, which is one process, and here are {meeting.place.world} ranks; "
+            "set engine=vector, or start it alone"
+        )
     return _open_once(_device_of_rank(study.device, meeting.place.local_rank))
 
 

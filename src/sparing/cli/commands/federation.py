@@ -47,7 +47,7 @@ def serve_command(
         raise ConfigError("a federation needs a roster; give --roster roster.csv, with the columns client and key")
     study = study_from_items(items, trust)
     if dry_run:
-        runs.print_server_plan(study, roster, sets)
+        runs.print_server_plan(study, roster, sets, keys)
         return
     runs.serve_study(study, roster, sets, socket, out or free_run_folder(study), as_json, keys)
 
