@@ -103,6 +103,7 @@ def _secure_lines(cost: StudyCost) -> list[str]:
         f"and gets {downs}",
         f"{times[0]:.2f} times the upload and {times[1]:.2f} times the download without it",
         lost_text(price),
+        *([f"about {price.futile:.0%} of the rounds will count for nobody"] if price.futile >= 0.005 else []),
     ]
 
 

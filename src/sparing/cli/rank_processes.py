@@ -4,10 +4,14 @@ Whatever ends one rank ends the others, and the user is told once: by the first 
 next.
 """
 
+import json
 import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparing.cli.commands.shared import complain
@@ -74,7 +78,7 @@ def end_rank(words: str) -> None:
         return
     meeting = _meet(place)
     meeting.say_last_words(words)
-    _end_process(place, meeting.last_words() or words)
+    _end_process(place, words if place.rank == 0 else meeting.last_words() or words)
 
 
 def stop_ranks() -> None:
@@ -90,6 +94,14 @@ def leave_ranks() -> None:
         _meet(place).leave()
 
 
+def _tell_torchrun(words: str) -> None:
+    """In the file that torchrun quotes in its own report, if it has named one."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        about = {"py_callstack": words, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": {"message": words, "extraInfo": about}}))
+
+
 def _end_process(place: RankPlace, words: str) -> Any:
     """At once, whatever it is doing: what it has saved is whole."""
     if threading.current_thread() is threading.main_thread():
@@ -99,6 +111,7 @@ def _end_process(place: RankPlace, words: str) -> Any:
         gone = f"rank {place.rank - 1} has died" in words and place.rank == 1
         if words != _STOPPED_WORDS and (place.rank == 0 or gone):
             complain(words)
+            _tell_torchrun(words)
         sys.stdout.flush()
         _meet(place).leave()
         os._exit(_STOPPED if words == _STOPPED_WORDS else _FAILED)

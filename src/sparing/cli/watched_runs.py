@@ -1,5 +1,6 @@
 """A run under the eyes of the user: begun or resumed, watched, and what came of it."""
 
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from sparing.cli.progress import RunProgress, watch_progress
 from sparing.cli.trackers import tracking
 from sparing.cli.wording import method_name, print_result
 from sparing.core.errors import CheckpointError
+from sparing.ranks.rank_place import rank_place
 from sparing.runs.files.run_folder import CONFIG_FILE, ROUNDS_FILE, read_config, saved_round
 from sparing.runs.loop import Logger
 from sparing.runs.rank_runs import process_ranks
@@ -24,14 +26,19 @@ RunToWatch = tuple[Path, RunProgress, Callable[[Sequence[Logger]], Result]]
 
 
 def begin_run(study: Study, folder: Path) -> RunToWatch:
-    progress = RunProgress(method_name(study.method), study.rounds, metrics=study.evaluate.metrics)
+    progress = RunProgress(_label(study), study.rounds, metrics=study.evaluate.metrics)
     return folder, progress, lambda loggers: start_run(study, out=folder, loggers=loggers, ranks=process_ranks(study))
 
 
 def take_up_run(folder: Path) -> RunToWatch:
     study = study_in_folder(folder)
-    progress = RunProgress(method_name(study.method), study.rounds, _earlier_rounds(folder), study.evaluate.metrics)
+    progress = RunProgress(_label(study), study.rounds, _earlier_rounds(folder), study.evaluate.metrics)
     return folder, progress, lambda loggers: resume(folder, loggers=loggers)
+
+
+def _label(study: Study) -> str:
+    place = rank_place(os.environ)
+    return method_name(study.method) + (f" on {place.world} ranks" if place else "")
 
 
 def watch_run(going: RunToWatch, quiet: bool, track: Sequence[str] = ()) -> Result:

@@ -71,12 +71,13 @@ Start = tuple[Ctx, Tree, Tree]
 def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps: int, ranks: Ranks | None) -> Marks:
     """These clients' models: chunks train side by side, where they train."""
     trains = who in ("after", "new")
+    needs_rows = trains or bool(job.method.share.own) or server.rows is not None
     found: list[Marks] = []
 
     def start(ctx: Ctx) -> Start:
         if who == "global":
             return ctx, server.model, {}
-        state = bank.read(ctx.ids)
+        state = bank.read(ctx.ids) if needs_rows else {}
         with turn_at_rows(server.rows):
             return ctx, starting_models(job.method, server, state, ctx), under("local", state)
 
@@ -102,7 +103,7 @@ def _marks_of(job: Job, bank: Rows, server: Server, cohort: Ctx, who: str, steps
     with torch.no_grad():
         if ranks is None:
             chunks = chunked(cohort)
-        elif who != "global" and keeps_rows(bank, server):
+        elif who != "global" and needs_rows and keeps_rows(bank, server):
             chunks = chunked(lying_here(cohort, ranks))
         else:
             chunks = chunked(cohort)[ranks.rank :: ranks.world]

@@ -27,6 +27,11 @@ class Meeting:
         try:
             self.store = open_store(place)
         except RuntimeError as error:
+            if "in use" in str(error):
+                raise ConfigError(
+                    f"port {place.port}, where the ranks would meet, is taken; choose another: torchrun --standalone, "
+                    "or MASTER_PORT"
+                ) from None
             raise ConfigError(
                 f"rank {place.rank} cannot meet the others at {place.address}:{place.port} ({first_line(error)}); "
                 f"start all {place.world} ranks, and let them reach each other"

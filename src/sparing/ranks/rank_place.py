@@ -34,6 +34,11 @@ def rank_place(environment: Mapping[str, str]) -> RankPlace | None:
     elif all(name in environment for name in _SLURM):
         place = _slurm_place(environment)
     else:
+        if environment.get("WORLD_SIZE", "1") != "1":
+            raise ConfigError(
+                f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set; start the ranks with torchrun, or "
+                "unset it"
+            )
         return None
     if not 0 <= place.rank < place.world:
         raise ConfigError(f"this process is rank {place.rank} of {place.world}; ranks count from 0")

@@ -123,7 +123,11 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
     plain = _fedavg_seconds(study, task) if _searches(job.method) else None
     seconds = spent * steps if plain is None else plain + max(0.0, spent - plain / steps) * scale
     down, up = _download_bytes(job, server, everyone), round(_total_bytes(outcome.up) * scale)
-    more = price.down * count if price else 0
+    more, masked = price.down * count if price else 0, up
+    if price:  # who drops out has prepared; of both ways, the bytes to be expected
+        stays = 1 - job.fleet.dropout
+        masked = round(count * (stays * price.up + job.fleet.dropout * (price.up_keys + price.up_shares)))
+        up = round(_total_bytes(outcome.up) / max(1, int(outcome.arrived.sum())) * count * stays)
     return StudyCost(
         clients=len(job.task),
         samples=int(job.task.train.count.sum()),
@@ -136,7 +140,7 @@ def run_cost_trial(study: Study, task: Task | None = None) -> StudyCost:
         flight_bytes=min(job.chunk, count) * found.client_bytes,
         memory_bytes=found.memory_bytes,
         down_bytes=down + more,
-        up_bytes=price.up * count if price else up,
+        up_bytes=masked,
         first_bytes=round(_total_bytes(outcome.down) * scale) + more,
         seconds=seconds,
         evaluation_seconds=looked
@@ -158,7 +162,7 @@ def _price_of_secure(job: Job, server: Server, ids: Tensor, count: int) -> Secur
         return None
     if job.secure.why_too_few(len(ids)):
         ids = torch.arange(count)
-    return secure_price(job.method, server, job.secure, cohort_context(job, server, ids, 1))
+    return secure_price(job.method, server, job.secure, cohort_context(job, server, ids, 1), job.fleet.dropout)
 
 
 def _download_bytes(job: Job, server: Server, ids: Tensor) -> int:

@@ -3,6 +3,7 @@
 The words of a sum have as many bits as the largest sum needs, so they depend on the cohort and its weights.
 """
 
+import math
 from typing import NamedTuple
 
 from sparing.core.context import Ctx
@@ -32,6 +33,7 @@ class SecurePrice(NamedTuple):
     neighbours: int  # of each client
     lost: int  # clients that may drop out; with more, the round counts for nobody
     lost_near: int  # of one client's neighbours
+    futile: float = 0.0  # share of rounds that count for nobody, where clients drop out; beyond all pairs, at least
 
     @property
     def up(self) -> int:
@@ -46,7 +48,10 @@ class SecurePrice(NamedTuple):
         return self.neighbours == self.cohort - 1
 
 
-def secure_price(method: Method, server: Server, settings: SecureSettings, cohort: Ctx) -> SecurePrice:
+def secure_price(
+    method: Method, server: Server, settings: SecureSettings, cohort: Ctx, dropout: float = 0.0
+) -> SecurePrice:
+    """`dropout`: how likely a client is to drop out before its upload."""
     total, first = method.blend.weigh.most(cohort), cohort.at(slice(0, 1))
     layout = sum_layout(method, outgoing(method, server, first), total, first)
     ids = cohort.ids.tolist()
@@ -68,7 +73,18 @@ def secure_price(method: Method, server: Server, settings: SecureSettings, cohor
         neighbours=terms.degree,
         lost=_most_lost(terms),
         lost_near=terms.degree - terms.threshold,
+        futile=_chance_of_more(len(ids), _most_lost(terms), dropout),
     )
+
+
+def _chance_of_more(clients: int, lost: int, dropout: float) -> float:
+    """That more than so many of all clients drop out.
+
+    >>> round(_chance_of_more(10, 2, 0.3), 3)
+    0.617
+    """
+    chances = (math.comb(clients, k) * dropout**k * (1 - dropout) ** (clients - k) for k in range(lost + 1))
+    return max(0.0, 1.0 - math.fsum(chances))
 
 
 def _most_lost(terms: SumTerms) -> int:

@@ -244,7 +244,8 @@ def _train_logged(state: RunState, loggers: Sequence[Logger]) -> Result:
     about = describe_environment(state.study.device)
     plan = ", ".join(f"{name} {getattr(state.study.plan, name)}" for name in ("path", "chunk", "threads"))
     where = f"sparing {about['sparing']}, torch {about['torch']}, {about['device']}"
-    opening = f"{where}, {plan}: after round {state.done}"
+    ranks = f", {state.ranks.world} ranks" if state.ranks else ""
+    opening = f"{where}, {plan}{ranks}: after round {state.done}"
     failed = state.folder.path / FAILED_FILE
     with log_to_file(state.folder.path / LOG_FILE, opening) as say:
 
@@ -330,7 +331,7 @@ def settle_study_and_plan(
     if "similarity" in study.record:
         refuse_similarity_of_sizes(job)
     privacy_account(job, count)  # refuses a budget that does not pay for one round
-    found = settle_plan(study.plan, study.engine, job, -(-count // ranks.world) if ranks else count, study.method)
+    found = settle_plan(study.plan, study.engine, job, count, study.method)
     if ranks:
         found = found._replace(plan=agreed_plan(ranks, found))
     study = study.model_copy(update={"plan": found.plan, "device": device.type if ranks else str(device)})

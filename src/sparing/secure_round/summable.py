@@ -14,7 +14,7 @@ from sparing.core.tree import Tree
 from sparing.secure_round.sum_layout import sum_layout
 
 _INSTEAD: dict[Form, str] = {
-    Form.SPARSE: "chooses positions for each client; use {randk: {shared: true}}",
+    Form.SPARSE: "chooses positions for each client; use {randk: {shared: true}} with memory",
     Form.SUMS: "has the server add up what it remembers of each client; use {int8: {common: true}} with memory",
     Form.BASIS: "changes the basis for each client; use {int8: {common: true}}, or {randk: {shared: true}}",
     Form.CODES: "rounds in steps that are not the same for all clients; use {int8: {common: true}}",
