@@ -170,3 +170,14 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     with pytest.raises(Stop):
         sparing.run(TASK, [COMMON, "memory"], out=tmp_path / "run", loggers=[stop_after(1)], **study)
     assert sparing.resume(tmp_path / "run").model_sha256 == whole.model_sha256
+
+
+@pytest.mark.filterwarnings("ignore:round .* counts for nobody")
+def test_a_seed_says_who_is_in_the_sums_of_a_sparse_graph():
+    """Rounds in which some graphs would leave somebody with too few neighbours, and others not."""
+    task = {"data": "digits", "clients": 52, "model": {"mlp": {"hidden": []}}}
+    study = {"rounds": 4, "sample": 51, "evaluate": {"every": 4, "clients": 1}, "local": {"steps": 1}}
+    runs = [sparing.run(task, secure={"degree": 20}, fleet={"dropout": 0.17}, **study) for _ in range(3)]
+    counted = [[record.clients for record in run.table] for run in runs]
+    assert counted[0] == counted[1] == counted[2]
+    assert len({run.model_sha256 for run in runs}) == 1

@@ -43,7 +43,7 @@ def test_planned_bytes_are_those_of_the_messages_in_a_sparse_graph(absent, lost)
 
 def check_lengths(n: int, degree: int | None, absent: int, lost: int) -> None:
     bits, size = 8 + n % 57, 11 + n
-    nodes = SimulatedNodes(NodePolicy(degree=degree or 20))
+    nodes = SimulatedNodes(NodePolicy(degree=degree or 20), seed=0)
     terms = make_sum_terms(nodes.run, 1, 1, range(n), size, bits, degree)
     plan = plan_sum(terms, NOTICE, *drop_outs(n, absent, lost))
     assert len(plan.survivors) == n - absent - lost
@@ -58,7 +58,7 @@ def check_lengths(n: int, degree: int | None, absent: int, lost: int) -> None:
 
 
 def test_where_the_plan_fails_nobody_is_introduced():
-    nodes = SimulatedNodes(NodePolicy())
+    nodes = SimulatedNodes(NodePolicy(), seed=0)
     plan = plan_sum(make_sum_terms(nodes.run, 1, 1, range(10), 9, 21), NOTICE, range(10), range(4))
     total = OneProcessSum(plan, nodes)
     upload_all(total, 21, 9)
@@ -66,7 +66,7 @@ def test_where_the_plan_fails_nobody_is_introduced():
 
 
 def test_a_count_that_is_wrong_is_found():
-    nodes = SimulatedNodes(NodePolicy())
+    nodes = SimulatedNodes(NodePolicy(), seed=0)
     plan = plan_sum(make_sum_terms(nodes.run, 1, 1, range(5), 9, 21), NOTICE, range(5), [])
     total = OneProcessSum(plan, nodes)
     upload_all(total, 21, 9)
@@ -114,13 +114,13 @@ def test_nodes_take_part_in_what_settings_give(cohort, colluding):
     """A node insists on the same numbers."""
     settings = SecureSettings(colluding=colluding)
     assert not settings.why_too_few(cohort)
-    nodes = SimulatedNodes(settings.policy)
+    nodes = SimulatedNodes(settings.policy, seed=0)
     total = OneProcessSum(
         plan_sum(settings.terms(nodes.run, 1, 1, range(cohort), 3, 21), NOTICE, range(cohort), []), nodes
     )
     upload_all(total, 21, 3)
     total.unmasked()
-    strict = SimulatedNodes(settings._replace(clients=cohort + 1).policy)
+    strict = SimulatedNodes(settings._replace(clients=cohort + 1).policy, seed=0)
     plan = plan_sum(settings.terms(strict.run, 1, 1, range(cohort), 3, 21), NOTICE, range(cohort), [])
     with pytest.raises(SecureError, match="this node wants"):
         OneProcessSum(plan, strict)

@@ -53,7 +53,7 @@ from sparing.wire import from_bytes, parcel_sizes, schema_of, to_bytes
 class Reference:
     def __init__(self, job: Job, bank: Rows, post: Post = lambda ctx, way, data, schema: None):
         self.job, self.bank, self.post = job, bank, post
-        self.nodes = SimulatedNodes(job.secure.policy) if job.secure else None
+        self.nodes = SimulatedNodes(job.secure.policy, job.seed) if job.secure else None
 
     def start(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Callable[[], Outcome]]:
         server, outcome = self.round(server, ids, t)

@@ -74,7 +74,7 @@ class Vector:
     def __init__(self, job: Job, bank: Rows, ranks: Ranks | None = None):
         self.job, self.bank, self.ranks = job, bank, ranks
         self.joined = join_sizes(job)
-        self.nodes = SimulatedNodes(job.secure.policy) if job.secure else None
+        self.nodes = SimulatedNodes(job.secure.policy, job.seed) if job.secure else None
         self.pace: list[float] = []  # seconds that each rank took for its clients of the last round
 
     def round(self, server: Server, ids: Tensor, t: int) -> tuple[Server, Outcome]:

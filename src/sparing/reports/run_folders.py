@@ -219,8 +219,8 @@ def flat_settings(study: dict[str, Any]) -> dict[str, Any]:
 
     >>> flat_settings({"seed": 3, "rounds": 5, "local": {"lr": 0.1}, "method": ["psfed", {"topk": {"ratio": 0.1}}]})
     {'rounds': 5, 'local.lr': 0.1, 'method': 'psfed+topk'}
-    >>> flat_settings({"secure": {"clients": 3, "colluding": 1, "least": None}, "method": ["fedavg"]})
-    {'secure': True, 'secure.colluding': 1, 'method': 'fedavg'}
+    >>> flat_settings({"rounds": 5, "secure": {"clients": 3, "colluding": 1, "least": None}, "method": ["fedavg"]})
+    {'rounds': 5, 'secure': True, 'secure.colluding': 1, 'method': 'fedavg'}
     """
     out: dict[str, Any] = {}
 

@@ -1,5 +1,6 @@
 """All parties of a sum in one process: what simulations run to be sure that the plan of a sum is its truth."""
 
+import hashlib
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,6 @@ import numpy as np
 from sparing.core.errors import SparingError
 from sparing.secure.long_term import KeyRoster, NodeKeys, new_node_keys
 from sparing.secure.node_rules import Bound, NodePolicy
-from sparing.secure.primitives import secret_bytes
 from sparing.secure.sum_client import ClientSum, answer_unmask, mask_upload, prepare_sum
 from sparing.secure.sum_server import MaskedSum, read_prepared
 from sparing.secure.sum_terms import RUN_BYTES
@@ -15,10 +15,13 @@ from sparing.secure_round.planned_sum import PlannedSum
 
 
 class SimulatedNodes:
-    """The keys of everybody, and what each is bound to."""
+    """The keys of everybody, and what each is bound to.
 
-    def __init__(self, policy: NodePolicy):
-        self.run, self.policy = secret_bytes()[:RUN_BYTES], policy
+    The run is named by its seed, so that its sparse graphs, and with them who may drop out, are the same every time.
+    """
+
+    def __init__(self, policy: NodePolicy, seed: int):
+        self.run, self.policy = hashlib.sha256(f"sparing/simulated/{seed}".encode()).digest()[:RUN_BYTES], policy
         self.keys: dict[int, NodeKeys] = {}
         self.bounds: dict[int, Bound] = {}
 
