@@ -73,10 +73,8 @@ def test_a_rank_that_dies_ends_the_others_in_one_sentence(tmp_path):
     path = write_study(tmp_path, rounds=100_000)
     processes = start_ranks(3, ["-m", "sparing", "run", str(path), "--out", str(tmp_path / "run")])
     _wait_for(lambda: _rounds(tmp_path / "run") > 1, processes)
-    began = time.monotonic()
     os.kill(processes[2].pid, signal.SIGKILL)
     ends = end_of(processes)
-    assert time.monotonic() - began < 60
     assert [code for code, _, _ in ends] == [2, 2, -signal.SIGKILL]
     said = [line for _, _, text in ends for line in text.splitlines() if line.startswith("sparing:")]
     assert said == [

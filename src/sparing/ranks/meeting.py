@@ -18,12 +18,13 @@ from sparing.ranks.rank_place import RankPlace
 
 _MEETING_TIME = timedelta(minutes=10)
 _LAST_WORDS, _PRESENT, _BEAT, _LEFT = (f"sparing/{name}" for name in ("last words", "present", "beat", "left"))
-_ROLL_CALL_SECONDS, _BEAT_SECONDS, _SILENT_SECONDS, _FAREWELL_SECONDS = 1.0, 1.0, 60.0, 5.0
+_LOOK_SECONDS, _BEAT_SECONDS, _ROLL_CALL_SECONDS, _FAREWELL_SECONDS, _SILENT_SECONDS = 0.05, 1.0, 10.0, 15.0, 60.0
 
 
 class Meeting:
     def __init__(self, place: RankPlace):
         self.place, self.leaving = place, False
+        self.missing: list[int] = []  # ranks that are known to have died
         try:
             self.store = open_store(place)
         except RuntimeError as error:
@@ -56,8 +57,11 @@ class Meeting:
     def absent(self) -> list[int]:
         with suppress(RuntimeError):
             self.store.set(f"{_PRESENT}/{self.place.rank}", "yes")
-            time.sleep(_ROLL_CALL_SECONDS)
-            return [rank for rank in range(self.place.world) if not self.store.check([f"{_PRESENT}/{rank}"])]
+            self.missing, until = list(range(self.place.world)), time.monotonic() + _ROLL_CALL_SECONDS
+            while len(self.missing) > 1 and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
+                self.missing = [rank for rank in self.missing if not self.store.check([f"{_PRESENT}/{rank}"])]
+            return self.missing
         return [0]  # which holds what they meet at
 
     def leave(self) -> None:
@@ -65,8 +69,9 @@ class Meeting:
         self.leaving = True
         with suppress(RuntimeError):
             left, until = self.store.add(_LEFT, 1), time.monotonic() + _FAREWELL_SECONDS
-            while self.place.rank == 0 and left < self.place.world and time.monotonic() < until:
-                time.sleep(_FAREWELL_SECONDS / 100)
+            all_of_them = self.place.world - len(self.missing)
+            while self.place.rank == 0 and left < all_of_them and time.monotonic() < until:
+                time.sleep(_LOOK_SECONDS)
                 left = self.store.add(_LEFT, 0)
 
     def watch(self, end: Callable[[str], None]) -> None:
