@@ -16,7 +16,7 @@ import sparing
 from sparing.cli.commands import compare, federation, inspect, report, sweep, train
 from sparing.cli.commands.shared import complain
 from sparing.cli.interrupt import INTERRUPT
-from sparing.cli.rank_processes import end_rank, join_ranks, leave_ranks
+from sparing.cli.rank_processes import end_rank, leave_ranks, meet_other_ranks
 from sparing.core.errors import SparingError
 
 
@@ -110,7 +110,7 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 def main() -> None:
     warnings.showwarning = _show_warning
     INTERRUPT.listen()
-    join_ranks()
+    meet_other_ranks()
     try:
         app()
     finally:

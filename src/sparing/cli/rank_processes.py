@@ -29,7 +29,7 @@ _STOPPED_WORDS = "stopped"
 _TELLING = threading.Lock()
 
 
-def join_ranks() -> None:
+def meet_other_ranks() -> None:
     """Where this process is one of several, meet the others before anything else."""
     try:
         place = rank_place(os.environ)

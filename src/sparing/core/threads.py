@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Item = TypeVar("Item")
 Done = TypeVar("Done")
@@ -22,6 +23,18 @@ def intra_op(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def deal_by_load(load: Tensor, hands: int) -> list[Tensor]:
+    """Places of `load [n]` dealt out to so many hands: the heaviest first, every other turn from the last hand back.
+
+    >>> [hand.tolist() for hand in deal_by_load(torch.tensor([5, 9, 1, 7]), 2)]
+    [[1, 2], [3, 0]]
+    """
+    order = torch.argsort(load, stable=True).flip(0)
+    turn, place = torch.arange(len(order)) // hands, torch.arange(len(order)) % hands
+    whose = torch.where(turn % 2 == 0, place, hands - 1 - place)
+    return [order[whose == one] for one in range(hands)]
 
 
 def run_aside(work: Callable[[], Done]) -> Callable[[], Done]:

@@ -25,7 +25,7 @@ class Votes:
             add_votes(self.spread(scope), scope, share_K)
 
     def join(self, mask: Tensor | None, total: Tensor) -> None:
-        if self.dense is None and (self.total is None or _same_mask(self.mask, mask)):
+        if self.dense is None and (self.total is None or same_mask(self.mask, mask)):
             self.mask, self.total = mask, total if self.total is None else self.total + total
             return
         like = mask if mask is not None else self.mask if self.mask is not None else self.dense
@@ -75,7 +75,7 @@ def _divisor_of(votes: Votes, like: Tensor) -> tuple[Tensor, Tensor | None]:
     return dense.masked_fill(dense == 0, 1.0), (dense > 0).expand(like.shape)
 
 
-def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
+def same_mask(a: Tensor | None, b: Tensor | None) -> bool:
     if a is None or b is None:
         return a is b
     return a is b or (a.shape == b.shape and torch.equal(a, b))

@@ -14,6 +14,7 @@ from sparing.core.method import Fit, Lesson, Method, Trained, nothing
 from sparing.core.ops import restrict
 from sparing.core.parcel import Schema
 from sparing.core.round import Server, outgoing
+from sparing.core.threads import deal_by_load
 from sparing.core.tree import Rest, Tree, cat_trees, under
 from sparing.fleet.fleet import Fleet
 from sparing.secure_round.settings import SecureSettings
@@ -210,10 +211,7 @@ def _dealt_chunks(ctx: Ctx, count: int) -> Iterator[Ctx]:
 
     With one client each, they come as from `_chunk_pieces`.
     """
-    order = torch.argsort(ctx.n, stable=True).flip(0)
-    turn, place = torch.arange(len(order)) // count, torch.arange(len(order)) % count
-    whose = torch.where(turn % 2 == 0, place, count - 1 - place)
-    return (ctx.at(order[whose == one]) for one in reversed(range(min(count, len(order)))))
+    return (ctx.at(hand) for hand in reversed(deal_by_load(ctx.n, count)) if len(hand))
 
 
 def _chunk_pieces(ctx: Ctx, count: int, fit: Fit | None) -> Iterator[Ctx]:

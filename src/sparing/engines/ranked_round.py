@@ -19,7 +19,7 @@ from sparing.engines.masked_round import MaskedRound
 from sparing.ranks.group import Ranks
 from sparing.ranks.rank_sums import CollectOfRanks, add_up_fold
 from sparing.ranks.shards import RankRows, dealt_by_load, lying_here
-from sparing.train.evaluate import Score, Scores
+from sparing.train.evaluate import Score, Scores, Spread
 
 
 def clients_of_rank(ranks: Ranks, bank: Rows, server: Server, ctx: Ctx) -> Ctx:
@@ -134,8 +134,8 @@ def _plain_marks(part: Marks) -> dict[str, Any]:
     return {name: x for name, x in part._asdict().items() if name != "asked"}
 
 
-def score_on_ranks(ranks: Ranks) -> Any:
-    """Batches of one evaluation shared out over ranks: `train.evaluate.Spread`."""
+def score_on_ranks(ranks: Ranks) -> Spread:
+    """Batches of one evaluation shared out over ranks."""
 
     def spread(batches: list[Tensor], score: Score) -> list[Scores]:
         mine = range(ranks.rank, len(batches), ranks.world)

@@ -13,6 +13,8 @@ from sparing.core.tree import Tree, tree_sha256
 from sparing.ranks.group import Ranks
 
 _TOKEN = ".ranks"
+_LONGEST_SHOWN = 32
+"""Characters of a fact that a sentence quotes; digests are longer."""
 
 
 def refuse_disagreement(ranks: Ranks, facts: dict[str, Any]) -> None:
@@ -20,7 +22,7 @@ def refuse_disagreement(ranks: Ranks, facts: dict[str, Any]) -> None:
     for rank, theirs in enumerate(found := ranks.gather_json(facts)):
         for what, value in found[0].items():
             if theirs.get(what) != value:
-                seen = "" if isinstance(value, dict | list) else f" ({theirs.get(what)}, not {value})"
+                seen = f" ({theirs.get(what)}, not {value})" if len(str(value)) <= _LONGEST_SHOWN else ""
                 raise RankError(f"rank {rank} has another {what} than rank 0{seen}; give all ranks the same")
 
 

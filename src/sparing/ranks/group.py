@@ -21,7 +21,7 @@ from sparing.ranks.meeting import Meeting, first_line
 from sparing.ranks.rank_place import RankPlace
 
 _LONGEST_ROUND = timedelta(hours=24)
-_PIECE_BYTES = 64 << 20
+PIECE_BYTES = 64 << 20
 """That pass at a time."""
 _NAMES = "float64 float32 float16 bfloat16 int64 int32 int16 int8 uint8 bool uint16 uint32 uint64"
 _DTYPES: dict[str, torch.dtype] = {f"torch.{name}": getattr(torch, name) for name in _NAMES.split()}
@@ -61,8 +61,8 @@ class Ranks:
             dist.all_gather(sizes, torch.tensor([len(data)]))
         lengths = [int(size) for size in sizes]
         whole = [bytearray() for _ in lengths]
-        for start in range(0, max(lengths), _PIECE_BYTES):
-            room = min(_PIECE_BYTES, max(lengths) - start)
+        for start in range(0, max(lengths), PIECE_BYTES):
+            room = min(PIECE_BYTES, max(lengths) - start)
             mine = torch.zeros(room, dtype=torch.uint8)
             part = data[start : start + room]
             if part:
@@ -206,7 +206,7 @@ def _in_pieces(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one type together, as many as pass at a time."""
     some: list[Tensor] = []
     for x in tensors:
-        full = some and sum(one.nbytes for one in some) + x.nbytes > _PIECE_BYTES
+        full = some and sum(one.nbytes for one in some) + x.nbytes > PIECE_BYTES
         if some and (full or some[0].dtype != x.dtype or some[0].device != x.device):
             yield some
             some = []
@@ -217,4 +217,4 @@ def _in_pieces(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 def _byte_pieces(x: Tensor) -> Sequence[Tensor]:
     """A contiguous tensor as views of its bytes, as many as pass at a time."""
-    return x.reshape(-1).view(torch.uint8).split(_PIECE_BYTES) if x.numel() else ()
+    return x.reshape(-1).view(torch.uint8).split(PIECE_BYTES) if x.numel() else ()

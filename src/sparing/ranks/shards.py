@@ -8,11 +8,10 @@ from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.errors import SparingError
+from sparing.core.threads import deal_by_load
 from sparing.core.tree import Tree, cat_trees, take_rows
-from sparing.ranks.group import Ranks
+from sparing.ranks.group import PIECE_BYTES, Ranks
 from sparing.storage.bank import ALL_CLIENTS, Bank, Shard
-
-_PIECE_BYTES = 64 << 20
 
 
 def shard_of(ranks: Ranks) -> Shard:
@@ -21,10 +20,7 @@ def shard_of(ranks: Ranks) -> Shard:
 
 def dealt_by_load(ctx: Ctx, ranks: Ranks) -> Ctx:
     """This rank's part of clients that keep nothing: those with much data are dealt out first, back and forth."""
-    order = torch.argsort(ctx.n, stable=True).flip(0)
-    turn, place = torch.arange(len(order)) // ranks.world, torch.arange(len(order)) % ranks.world
-    whose = torch.where(turn % 2 == 0, place, ranks.world - 1 - place)
-    return ctx.at(order[whose == ranks.rank].sort().values)
+    return ctx.at(deal_by_load(ctx.n, ranks.world)[ranks.rank].sort().values)
 
 
 def lying_here(ctx: Ctx, ranks: Ranks) -> Ctx:
@@ -83,7 +79,7 @@ class RankRows:
         place = {int(who): m for m, who in enumerate(ids.tolist())}
         size = sum(x.nbytes for x in self.template.values())
         out = {name: torch.zeros(len(weight), *x.shape[1:], dtype=x.dtype) for name, x in self.template.items()}
-        for some in wanted.split(max(1, _PIECE_BYTES // max(1, size))):
+        for some in wanted.split(max(1, PIECE_BYTES // max(1, size))):
             if not len(some):
                 break
             rows = {name: x.cpu() for name, x in self.fetch(some).items()}

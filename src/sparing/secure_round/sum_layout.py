@@ -20,6 +20,7 @@ from sparing.core.grid import WEIGHT_GRID, power_above
 from sparing.core.method import Method
 from sparing.core.parcel import Parcel
 from sparing.core.round import schema_up
+from sparing.core.votes import same_mask
 from sparing.secure_round import fixed_point
 
 GRID_BITS = 53
@@ -81,7 +82,7 @@ class SumLayout(NamedTuple):
     def is_same(self, other: "SumLayout") -> bool:
         """Whether vectors by both add up."""
         return self._replace(leaves=()) == other._replace(leaves=()) and all(
-            a._replace(mask=None) == b._replace(mask=None) and _same_mask(a.mask, b.mask)
+            a._replace(mask=None) == b._replace(mask=None) and same_mask(a.mask, b.mask)
             for a, b in zip(self.leaves, other.leaves, strict=len(self.leaves) == len(other.leaves))
         )
 
@@ -187,7 +188,3 @@ def join_number(words: Sequence[int], layout: SumLayout) -> int:
     """The sum of such numbers, from the sums of their words."""
     whole = sum(word << (j * layout.digit) for j, word in enumerate(words)) % (1 << fixed_point.NUMBER_BITS)
     return whole - (1 << fixed_point.NUMBER_BITS) if whole >> (fixed_point.NUMBER_BITS - 1) else whole
-
-
-def _same_mask(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b or (a is not None and b is not None and torch.equal(a, b))

@@ -43,6 +43,8 @@ def run_command(
     sparing run                                  every key has a default
     sparing run study.yaml rounds=50 local.lr=0.1 --out runs/first
     sparing run 'method=[psfed, {topk: {ratio: 0.05}}, int8]' sample=5
+    sparing run secure=true                      the server learns sums alone
+    torchrun --nproc-per-node 4 -m sparing run study.yaml      on several GPUs or machines
     """
     from sparing.cli.study_files import free_run_folder, study_from_items
 
