@@ -3,7 +3,7 @@
     python benchmarks/fuzz_wire.py --count 1000000 [--jobs 2] [--seed 0]
 
 Every outcome must be a WireError or a valid parcel: right shapes, zeros where nothing was sent, codes in range, and
-encoding to the very bytes it came from; in version 2, where the sender may choose, to bytes that mean the same (one in
+encoding to the very bytes it came from; in version 3, where the sender may choose, to bytes that mean the same (one in
 20 is tried). Most cases get a fresh checksum and body length, so that the damage reaches the section decoders. A case
 may take 2 s of processor time. Memory is what tracemalloc sees between entry and exit of one case in 20; NumPy reports
 every array to it, and the decoder takes all memory that depends on sizes from NumPy (torch only wraps it), so nothing
@@ -158,7 +158,7 @@ def small(rng: torch.Generator) -> Parcel:
 
 
 def long(rng: torch.Generator) -> Parcel:
-    """More symbols than need no lanes: as many numbers, or with `many_lanes` in few steps."""
+    """More symbols than need no lanes: one state, or with `many_lanes` in few steps."""
     value = (10 * torch.randn(1, 95, 95, generator=rng)).clamp(-128, 127).to(torch.int8)
     return tightened(Parcel({"long": Leaf(value, bits=8)}, {}))
 
@@ -175,7 +175,7 @@ def tall(rng: torch.Generator) -> Parcel:
 
 
 def tightened(parcel: Parcel) -> Parcel:
-    """The same in version 2."""
+    """The same in version 3."""
     leaves = {
         name: leaf._replace(tight=True, bits=8 if leaf.value.dtype == torch.int8 else leaf.bits)
         for name, leaf in parcel.leaves.items()
@@ -417,7 +417,7 @@ DECODERS = (  # and how many codes they know
     (tight_index, "decode_tight_index", 6),
     (tight_values, "decode_tight_values", 6),
     (frequencies, "read_frequencies", 4),
-    (rans, "read_numbers", 0),
+    (rans, "read_one_state", 0),
     (rans, "read_lanes", 0),
 )
 

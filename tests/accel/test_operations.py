@@ -30,7 +30,7 @@ from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
 from sparing.storage import bank
 from sparing.train import call, optim
-from sparing.wire import count
+from sparing.wire import count, rans
 from sparing.wire.count import Mask
 from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
 
@@ -251,7 +251,10 @@ CASES: dict[tuple[object, str], Case] = {
     (call.seems_finite, ""): lambda d: (d.normal(K, d.n),),
     (call.seems_finite, "not"): lambda d: (d.normal(K, d.n) / 0,),
 }
-ELSEWHERE = {parcel_sizes.join_sizes}  # takes a whole job: tests/accel/test_joined_sizes.py
+ELSEWHERE = {
+    parcel_sizes.join_sizes,  # takes a whole job: tests/accel/test_joined_sizes.py
+    *(rans.plan_rans, rans.in_one_state, rans.read_one_state, rans.in_lanes, rans.read_lanes),  # test_compiled.py
+}
 NEAR = {
     factors.factor_product: 1e-4,
     factors.gram_of_rows: 1e-9,

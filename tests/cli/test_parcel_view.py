@@ -48,7 +48,7 @@ def test_what_was_kept_reads_back(kept):
 def test_every_byte_is_accounted_for(kept):
     file = next(kept[0].glob("round-0001/*up.spar"))
     said = json.loads(asked(file, "--json").output)
-    assert said["version"] == 2
+    assert said["version"] == 3
     assert said["bytes"] == sum(said["totals"].values()) == file.stat().st_size
     by_name = {leaf["name"]: leaf for leaf in said["leaves"]}
     conv = by_name["conv2.weight"]
@@ -58,7 +58,7 @@ def test_every_byte_is_accounted_for(kept):
     assert set(said["notes"]) == {"n", "loss"}
     text = asked(file).output
     assert "round 1, client" in text
-    assert f"{said['bytes']:,} bytes, wire version 2" in text
+    assert f"{said['bytes']:,} bytes, wire version 3" in text
 
 
 @pytest.fixture(scope="module")

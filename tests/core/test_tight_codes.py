@@ -14,6 +14,7 @@ from sparing.core.errors import WireError
 from sparing.wire import frequencies, index, rans, tight_index, tight_values
 from sparing.wire.index import Reader, varint
 from sparing.wire.levels import class_of_kept, half_octaves, octaves, row_of, tally
+from support import plain_bodies
 
 ROOM = 4 << 20
 
@@ -41,9 +42,9 @@ STEEP[70] = 4
 INDICES = [
     ("00", at(3, 0, 1, 2), None),
     ("030702033811", at(1000, 3, 500), None),
-    ("04 02 03340323 02 0012 30", at(1000, 3, 500), None),  # two kept; a head; a number of two bytes; six low bits
-    ("05 03170004 05 4b393d370a 00 02 06 02 0000", CROSS, 8),  # 16 levels; four classes: 0, 2, 6 and 2 kept, no gaps
-    ("05 02180007 06 4ed5638b500d 00 02 06 02 0000", CROSS, 8),  # the same with finer levels
+    ("04 02 03340323 02 1200 30", at(1000, 3, 500), None),  # two kept; a head; a state of two bytes; six low bits
+    ("05 03170004 05 0a3741254d 00 02 06 02 0000", CROSS, 8),  # 16 levels; four classes: 0, 2, 6 and 2 kept, no gaps
+    ("05 02180007 06 0d508e3a4447 00 02 06 02 0000", CROSS, 8),  # the same with finer levels
     ("05 00 01 40" + " 00" * 2, np.ones(64, bool), 8),  # all levels 1: one class of 64, no gaps
 ]
 CODES = [
@@ -51,9 +52,9 @@ CODES = [
     ("00 03 f808", rows("0 -1 3 -4"), None),
     ("00 04 f0c3", rows("0 -1 3 -4"), None),  # wider than it need be
     ("01 000a", rows("5 " * 100), None),
-    ("01 02140004 03 50ee01", rows("0 1 0 -1 0 0 0 2"), None),
-    ("02 0000 010aff404000807c 02 ac3e", STEEP, 64),  # two rows, two tables
-    ("03 031e0007 06 3cb11b230a56 020f0003 09 aea2b758786f114001", WAVES, 8),
+    ("01 02140004 03 01ee50", rows("0 1 0 -1 0 0 0 2"), None),
+    ("02 0000 010aff404000807c 02 3eac", STEEP, 64),  # two rows, two tables
+    ("03 031e0007 06 560a29556b47 020f0003 09 0140125e665b939634", WAVES, 8),
     ("05 03 03 02 2f 05 00 03 29", at(40, 7) * np.int8(1) - at(40, 21) * np.int8(3), None),
 ]
 
@@ -91,7 +92,7 @@ def test_what_is_written() -> None:
         assert b"".join(pieces).hex() == golden.replace(" ", "")
 
 
-@pytest.mark.parametrize("golden", ["04 030a0103 03 9bad60", "02 030a0103 03 9bad60"])
+@pytest.mark.parametrize("golden", ["04 030a0103 03 60ad9b", "02 030a0103 03 60ad9b"])
 def test_golden_codes_of_kept_positions(golden: str) -> None:
     """Two sorts of contexts, so few symbols that all share a table."""
     kept = WAVES != 0
@@ -118,11 +119,11 @@ def test_golden_codes_of_kept_positions(golden: str) -> None:
         ("04 41", 64, None, "positions kept in classes"),
         ("04 02 00 40 00", 10, None, "a gap of 65536 or more"),
         ("04 02 00 08", 10, None, "position 17 of 10"),
-        ("04 02 03340323 02 0012 70", 1000, None, "padding after low bits"),
-        ("04 02 03340323 02 0012", 1000, None, "low bits needs 1 bytes"),
-        ("04 02 03350323 02 0012 30", 1000, None, "not used up"),
-        ("04 02 03340323 03 001200 30", 1000, None, "a number of 3 bytes"),
-        ("04 02 03340323 02 0013 30", 1000, None, "not used up"),
+        ("04 02 03340323 02 1200 70", 1000, None, "padding after low bits"),
+        ("04 02 03340323 02 1200", 1000, None, "low bits needs 1 bytes"),
+        ("04 02 03350323 02 1200 30", 1000, None, "not used up"),
+        ("04 02 03340323 05 1200000000 30", 1000, None, "not used up"),
+        ("04 02 03340323 02 1300 30", 1000, None, "not used up"),
         ("04 02 04340323", 1000, None, "chances of kind 4"),
         ("04 02 03800323", 1000, None, "chances of steepness 128"),
         ("04 02 03342323", 1000, None, "from 35 to 35"),
@@ -188,7 +189,7 @@ def test_bad_lanes() -> None:
         (1 << 24, 1023, "1023 lanes"),
         (20_000, 2, "states needs 8 bytes"),
         (1 << 24, 1024, "states needs 4096 bytes"),
-        (1 << 18, 0, "length of a number needs 1 bytes"),
+        (1 << 18, 0, "number of bytes needs 1 bytes"),
     ],
 )
 def test_lanes_are_neither_too_few_nor_too_many(n: int, lanes: int, why: str) -> None:
@@ -200,9 +201,10 @@ def test_states_must_be_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same symbols from states that began elsewhere."""
     symbols, data, _ = long_and_dear()
     assert (rans.decode_rans(Reader(memoryview(data)), len(symbols)) == symbols).all()
-    monkeypatch.setattr(rans, "LOW", rans.LOW + 5)
-    data = rans.encode_rans(symbols)
-    monkeypatch.undo()
+    with plain_bodies():
+        monkeypatch.setattr(rans, "LOW", rans.LOW + 5)
+        data = rans.encode_rans(symbols)
+        monkeypatch.undo()
     with pytest.raises(WireError, match="states that are not used up"):
         rans.decode_rans(Reader(memoryview(data)), len(symbols))
 
@@ -213,7 +215,7 @@ def test_cheap_symbols_take_few_lanes() -> None:
     assert len(rans.encode_rans(symbols)) == 2
     symbols[::50_000] = 1
     assert rans.plan_rans(symbols).lanes == 0
-    assert len(rans.encode_rans(symbols)) < 600  # 245 numbers, a byte for the length of each
+    assert len(rans.encode_rans(symbols)) < 64
     many = np.tile(symbols, 20)
     assert rans.plan_rans(many).lanes == len(many) >> 13
     assert len(rans.encode_rans(many)) < 4 * (len(many) >> 13) + 200
@@ -342,21 +344,26 @@ def test_a_few_bytes_that_mean_everything_take_no_more_memory_than_the_mask(code
     assert peak < 4 * u + ROOM
 
 
-def test_a_number_is_never_longer_than_its_symbols_can_make_it() -> None:
+def test_a_state_is_never_longer_than_its_symbols_can_make_it() -> None:
     longest = np.arange(255, dtype=np.uint8)  # chances of 1 in 2^8 take a byte each
     data, heads = rans.encode_rans(longest), len(rans.plan_rans(longest).heads)
     assert data[heads : heads + 2] == varint(255)
     assert (rans.decode_rans(Reader(memoryview(data)), 255) == longest).all()
-    with pytest.raises(WireError, match="a number of 256 bytes for 255 symbols"):
+    with pytest.raises(WireError, match="a state that is not used up"):
         rans.decode_rans(Reader(memoryview(data[:heads] + varint(256) + data[heads + 2 :] + b"\x01")), 255)
 
 
-def test_a_long_number_takes_no_memory() -> None:
+def test_a_long_state_takes_no_memory() -> None:
     n = 8 << 20
     data = bytes.fromhex("01 02140004") + varint(n) + b"\x01" * n
+
+    def refuse() -> None:
+        with pytest.raises(WireError, match="a state that is not used up"):
+            tight_values.decode_tight_values(Reader(memoryview(data)), 100, None)
+
+    refuse()  # compiles
     tracemalloc.start()
-    with pytest.raises(WireError, match=f"a number of {n} bytes for 100 symbols"):
-        tight_values.decode_tight_values(Reader(memoryview(data)), 100, None)
+    refuse()
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 20
@@ -384,6 +391,7 @@ def test_many_tables_take_little_memory() -> None:
     rough = np.exp(3 * (rng.normal(size=(600, 1)) + rng.normal(size=600)))
     sent = np.clip(np.round(rough * rng.normal(size=(600, 600))), -128, 127).astype(np.int8).ravel()
     data = b"".join(tight_values.row_sums_way(tight_values.zigzag(sent), 600)[1]())
+    tight_values.decode_tight_values(Reader(memoryview(data)), len(sent), 600)  # compiles
     tracemalloc.start()
     got = tight_values.decode_tight_values(Reader(memoryview(data)), len(sent), 600)
     peak = tracemalloc.get_traced_memory()[1]

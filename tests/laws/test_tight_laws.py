@@ -124,7 +124,7 @@ def test_codes_of_kept_positions_arrive(drawn: Drawn, whole: bool) -> None:
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([1, 2, 300, 8192, 8193, 20_000, 70_001]), st.sampled_from([1, 5, 250]))
-@example(seed=196, n=70_001, spread=250)  # rare symbols: most numbers are zero
+@example(seed=196, n=70_001, spread=250)  # rare symbols: the state is zero for long
 @example(seed=116_323, n=70_001, spread=250)
 def test_symbols_arrive(seed: int, n: int, spread: int) -> None:
     rng = np.random.default_rng(seed)
@@ -176,5 +176,5 @@ def test_a_second_decoder_agrees_on_long_sequences() -> None:
             data = slow.Bytes(rans.encode_rans(symbols, given_contexts))
             assert slow.symbols(data, [0] * n if given_contexts is None else contexts.tolist()) == symbols.tolist()
             assert not data.data
-    assert lanes[:2] == [0, 0]  # whole numbers
+    assert lanes[:2] == [0, 0]  # one state
     assert min(lanes[2:]) >= rans.FEWEST

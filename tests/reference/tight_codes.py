@@ -140,17 +140,18 @@ def symbols(data: Bytes, contexts: list[int]) -> list[int]:
         return [slots[t][0] for t in which]
     h = data.varint() if n > 8192 else 0
     assert min(n >> 13, 1024) <= h <= 1024 if h else n <= 1 << 18
-    return lanes(data, which, h, pop) if h else numbers(data, which, pop)
+    return lanes(data, which, h, pop) if h else one_state(data, which, pop)
 
 
-def numbers(data: Bytes, which: list[int], pop: Callable) -> list[int]:
-    out = []
-    for at in range(0, len(which), 1024):
-        x = int.from_bytes(data.take(data.varint()), "little")
-        for t in which[at : at + 1024]:
-            s, x = pop(x, t)
-            out.append(s)
-        assert x == 0
+def one_state(data: Bytes, which: list[int], pop: Callable) -> list[int]:
+    rest, x, out = list(data.take(data.varint())), 0, []
+    for t in which:
+        while x < 1 << 23 and rest:
+            x = 256 * x + rest.pop(0)
+        s, x = pop(x, t)
+        out.append(s)
+    assert x == 0
+    assert not rest
     return out
 
 

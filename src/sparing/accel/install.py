@@ -20,6 +20,7 @@ from sparing.accel import (
     tree_bodies,
     wire_bodies,
 )
+from sparing.accel.compiled import rans_bodies
 from sparing.accel.train_cpu.fast_copy import frozen_fast_copy, lend_frozen
 from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
@@ -37,7 +38,7 @@ from sparing.storage import bank
 from sparing.train import call, optim
 from sparing.train.evaluate import Runner
 from sparing.train.paths import PATHS, TrainPath
-from sparing.wire import count
+from sparing.wire import count, rans
 
 SWITCH = "SPARING_PLAIN"
 
@@ -94,6 +95,11 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (svd.strongest_eigenvectors, fedhm_bodies.fast_strongest_eigenvectors),
     (low_rank.decompose_weights, fedhm_bodies.fast_decompose_weights),
     (count.index_sizes, wire_bodies.fast_index_sizes),
+    (rans.plan_rans, rans_bodies.compiled_plan_rans),
+    (rans.in_one_state, rans_bodies.compiled_in_one_state),
+    (rans.read_one_state, rans_bodies.compiled_read_one_state),
+    (rans.in_lanes, rans_bodies.compiled_in_lanes),
+    (rans.read_lanes, rans_bodies.compiled_read_lanes),
     (parcel_sizes.join_sizes, joined_sizes.fast_join_sizes),
     (parcel_sizes.upload_sizes, joined_sizes.fast_upload_sizes),
     (parcel_sizes.download_sizes, joined_sizes.fast_download_sizes),

@@ -4,7 +4,7 @@
 
 `docs/wire.md` is the format in full. Three laws hold it together: a parcel and its size agree to the byte, what
 arrives is what was sent, and accepted bytes of version 1 encode to themselves, so nothing can be written in two ways.
-Version 2, written where a leaf is tight, leaves the sender a choice of codes.
+Version 3, written where a leaf is tight, leaves the sender a choice of codes.
 
     >>> parcel = Parcel({"w": Leaf(torch.tensor([[1.0, 2.0]]))}, {"n": torch.tensor([20.0])})
     >>> data = to_bytes(parcel, 0)
@@ -61,7 +61,7 @@ def _leaf_spec(leaf: Leaf) -> Spec:
 
 
 def version_of(schema: Schema) -> int:
-    return 2 if any(spec.tight for spec in schema.leaves.values()) else 1
+    return 3 if any(spec.tight for spec in schema.leaves.values()) else 1
 
 
 def fingerprint(schema: Schema) -> bytes:
@@ -198,8 +198,8 @@ def read_opening(reader: Reader) -> tuple[int, bytes, int]:
         raise WireError(f"truncated: {len(data)} bytes, no parcel has less than {SHORTEST}; send it again")
     if (magic := bytes(reader.take(len(MAGIC), "magic"))) != MAGIC:
         raise WireError(f"not a parcel: it begins with {magic.hex()}, not {MAGIC.hex()}; pass what to_bytes wrote")
-    if (version := reader.byte("version")) not in (1, 2):
-        raise WireError(f"wire version {version}, this side reads 1 and 2; install the same sparing on both sides")
+    if (version := reader.byte("version")) not in (1, 3):
+        raise WireError(f"wire version {version}, this side reads 1 and 3; install the same sparing on both sides")
     seen = bytes(reader.take(HASH, "schema hash"))
     body = reader.varint("body length")
     if body > reader.left - CRC:

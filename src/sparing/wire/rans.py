@@ -5,13 +5,13 @@ neighbours with few symbols together.
 
     the chances, one head for every table | the symbols
 
-Short sequences become whole numbers of 1024 symbols each: a varint of a number's length, then so many bytes. Long ones
-are dealt out to lanes, symbol i to lane i mod H, so that every step is a handful of operations on arrays: a 32-bit
-state for each lane, then 16-bit words as the states need them. Beyond 8192 symbols a varint tells H, 0 for numbers.
-Where every table has one symbol only, nothing follows the heads.
+Short sequences have one state that gives bytes: a varint of their number, then the bytes. Long ones are dealt out to
+lanes, symbol i to lane i mod H, so that every step is a handful of operations on arrays: a 32-bit state for each lane,
+then 16-bit words as the states need them. Beyond 8192 symbols a varint tells H, 0 for one state. Where every table has
+one symbol only, nothing follows the heads.
 
     >>> encode_rans(np.array([1, 0, 0, 0, 0, 0, 0, 0, 2, 0], dtype=np.uint8)).hex()
-    '020f000202d722'
+    '020f00020222d7'
 """
 
 from collections.abc import Iterator
@@ -19,17 +19,20 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparing.core.operation import operation
 from sparing.wire import frequencies
-from sparing.wire.index import Reader, packed_size, varint
+from sparing.wire.index import Reader, varint
 
-FEW, NUMBER = 8192, 1024
-"""Up to so many symbols are always written as whole numbers, each of so many."""
+FEW = 8192
+"""Up to so many symbols always have one state."""
 LONGEST = 1 << 18
-"""More are never."""
+"""More never have."""
+SINGLE = 23
+"""The bits below which one state takes bytes; it stays below 2^31."""
 FEWEST, MOST = 32, 1024
-"""Lanes: fewer are slower than whole numbers, more are hardly faster."""
+"""Lanes: fewer are slower than one state, more are hardly faster."""
 LOW = 1 << 16
-"""States lie from here to 2^32."""
+"""States of lanes lie from here to 2^32."""
 TABLES, SHARE = 32, 64
 """At most so many tables; a table serves at least so many symbols."""
 BLOCK = 1 << 16
@@ -41,7 +44,7 @@ class RansPlan(NamedTuple):
     tables: np.ndarray  # chances, [tables, 256]
     rows: np.ndarray  # the table of every context
     bits: int  # chances add up to 2^bits
-    lanes: int = 0  # none: whole numbers
+    lanes: int = 0  # none: one state
     size: int = 0  # bytes in all, nearly
 
 
@@ -49,6 +52,7 @@ def precision(n: int) -> int:
     return min(max(n.bit_length(), 8), 13)
 
 
+@operation
 def plan_rans(symbols: np.ndarray, contexts: np.ndarray | None = None) -> RansPlan:
     """The chances, and what writing uint8 `[n]` in uint8 contexts `[n]` will take."""
     n, bits = len(symbols), precision(len(symbols))
@@ -60,19 +64,13 @@ def plan_rans(symbols: np.ndarray, contexts: np.ndarray | None = None) -> RansPl
     heads, tables = b"".join(head for head, _ in told), np.array([table for _, table in told], np.int64)
     price = int(frequencies.price(merged, tables, bits).sum()) if n else 0
     lanes, body = lanes_for(price, n), price >> frequencies.FINE + 3
-    size = len(heads) + (body + _state_bytes(body, lanes, n) if price else 0)
+    size = len(heads) + (body + state_bytes(body, lanes) if price else 0)
     return RansPlan(heads, tables, rows, bits, lanes, size)
 
 
-def _state_bytes(body: int, lanes: int, n: int) -> int:
-    """What is written for n symbols beside the `body` bytes that they should take.
-
-    Numbers have their lengths before them, and half a byte is lost in each that is not zero.
-    """
-    if lanes:
-        return 2 * lanes
-    count = -(-n // NUMBER)
-    return count * len(varint(body // count)) + min(body, count // 2)
+def state_bytes(body: int, lanes: int) -> int:
+    """What is written beside the `body` bytes that the symbols should take."""
+    return 2 * lanes if lanes else len(varint(body))
 
 
 def lanes_for(price: int, n: int) -> int:
@@ -93,7 +91,7 @@ def write_rans(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | Non
     if _is_trivial(chosen.tables, chosen.bits):
         return chosen.heads
     told = varint(chosen.lanes) if len(symbols) > FEW else b""
-    body = in_lanes(chosen, symbols, contexts) if chosen.lanes else _written_numbers(chosen, symbols, contexts)
+    body = in_lanes(chosen, symbols, contexts) if chosen.lanes else in_one_state(chosen, symbols, contexts)
     return b"".join([chosen.heads, told, *body])
 
 
@@ -111,7 +109,7 @@ def decode_rans(reader: Reader, n: int, contexts: np.ndarray | None = None) -> n
     if lanes > MOST or (lanes < min(n >> 13, MOST) if lanes else n > LONGEST):
         reader.refuse(f"{lanes} lanes for {n} symbols", start)
     chosen = RansPlan(b"", tables, rows, bits, lanes)
-    return read_lanes(reader, chosen, n, contexts) if lanes else read_numbers(reader, chosen, n, contexts)
+    return read_lanes(reader, chosen, n, contexts) if lanes else read_one_state(reader, chosen, n, contexts)
 
 
 def _is_trivial(tables: np.ndarray, bits: int) -> bool:
@@ -156,38 +154,41 @@ def entries_of(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | Non
     return symbols if contexts is None else (chosen.rows << 8)[contexts] + symbols
 
 
-# ---------------------------------------------------------------------------------------------------- whole numbers
+# --------------------------------------------------------------------------------------------------------- one state
 
 
-def _written_numbers(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | None) -> Iterator[bytes]:
+@operation
+def in_one_state(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | None) -> list[bytes]:
+    """The state takes the symbols from last to first and gives away bytes, which are read from last to first."""
     chance, before = chosen.tables.reshape(-1), _cumulative_starts(chosen.tables).reshape(-1)
-    for at in _block_slices(len(symbols), NUMBER):
-        entries = entries_of(chosen, symbols[at], None if contexts is None else contexts[at])[::-1]
-        x = 0
-        for f, c in zip(chance[entries].tolist(), before[entries].tolist(), strict=True):
-            high, low = divmod(x, f)
-            x = (high << chosen.bits) + low + c
-        size = (x.bit_length() + 7) // 8
-        yield varint(size) + x.to_bytes(size, "little")
+    entries = entries_of(chosen, symbols, contexts)[::-1]
+    x, out = 0, bytearray()
+    for f, c in zip(chance[entries].tolist(), before[entries].tolist(), strict=True):
+        while x >> SINGLE + 8 - chosen.bits >= f:
+            out.append(x & 255)
+            x >>= 8
+        x = (x // f << chosen.bits) + x % f + c
+    out += x.to_bytes((x.bit_length() + 7) // 8, "little")
+    return [varint(len(out)), bytes(reversed(out))]
 
 
-def read_numbers(reader: Reader, chosen: RansPlan, n: int, contexts: np.ndarray | None) -> np.ndarray:
+@operation
+def read_one_state(reader: Reader, chosen: RansPlan, n: int, contexts: np.ndarray | None) -> np.ndarray:
     start, bits = reader.at, chosen.bits
     symbol_of, value_of = (table.data for table in slot_tables(chosen))
     bases, out, mask = chosen.rows << bits, bytearray(), (1 << bits) - 1
-    for at in _block_slices(n, NUMBER):
-        count = at.stop - at.start
-        size = reader.varint("length of a number")
-        if size > packed_size(count, bits):  # k symbols make a number below 2^(k bits)
-            reader.refuse(f"a number of {size} bytes for {count} symbols", start)
-        x = int.from_bytes(reader.take(size, "number"), "little")
-        for base in [0] * count if contexts is None else bases[contexts[at]].tolist():
-            slot = base + (x & mask)
-            value = value_of[slot]
-            x = (value >> 16) * (x >> bits) + (value & 0xFFFF)
-            out.append(symbol_of[slot])
-        if x:
-            reader.refuse("a number that is not used up by its symbols", start)
+    data = reader.take(reader.varint("number of bytes"), "bytes of the state")
+    x = used = 0
+    for base in [0] * n if contexts is None else bases[contexts].tolist():
+        while x >> SINGLE == 0 and used < len(data):
+            x = x << 8 | data[used]
+            used += 1
+        slot = base + (x & mask)
+        value = value_of[slot]
+        x = (value >> 16) * (x >> bits) + (value & 0xFFFF)
+        out.append(symbol_of[slot])
+    if x or used < len(data):
+        reader.refuse("a state that is not used up by its symbols", start)
     return np.frombuffer(out, np.uint8)
 
 
@@ -204,6 +205,7 @@ def slot_tables(chosen: RansPlan) -> tuple[np.ndarray, np.ndarray]:
 # ------------------------------------------------------------------------------------------------------------- lanes
 
 
+@operation
 def in_lanes(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | None) -> list[bytes]:
     """The states after all symbols, taken from last to first, and the words in the order of reading."""
     lanes, top = chosen.lanes, np.uint32(32 - chosen.bits)
@@ -232,11 +234,19 @@ def in_lanes(chosen: RansPlan, symbols: np.ndarray, contexts: np.ndarray | None)
     return [x.astype("<u4").tobytes(), np.concatenate(words[::-1]).astype("<u2").tobytes()]
 
 
-def read_lanes(reader: Reader, chosen: RansPlan, n: int, contexts: np.ndarray | None) -> np.ndarray:
-    start, lanes = reader.at, chosen.lanes
+def read_states(reader: Reader, lanes: int) -> np.ndarray:
+    """int64 `[lanes]`"""
+    start = reader.at
     x = np.frombuffer(reader.take(4 * lanes, "states"), "<u4").astype(np.int64)
     if x.min() < LOW:
         reader.refuse(f"a state of {x.min()}, must be {LOW} or more", start)
+    return x
+
+
+@operation
+def read_lanes(reader: Reader, chosen: RansPlan, n: int, contexts: np.ndarray | None) -> np.ndarray:
+    start, lanes = reader.at, chosen.lanes
+    x = read_states(reader, lanes)
     words = np.frombuffer(reader.data[reader.at : reader.at + reader.left // 2 * 2], "<u2")
     (symbol_of, value_of), bases, used = slot_tables(chosen), chosen.rows << chosen.bits, 0
     out, first, second = np.empty(n, np.uint8), np.empty(lanes, np.int64), np.empty(lanes, np.int64)

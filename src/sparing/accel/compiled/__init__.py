@@ -1,0 +1,1 @@
+"""Loops compiled for the CPU, beside the plain bodies whose bits they give."""

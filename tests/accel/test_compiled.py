@@ -1,0 +1,81 @@
+"""Compiled loops give the plain bodies' bytes and numbers, and refuse what they refuse."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparing.core.errors import WireError
+from sparing.core.operation import Operation
+from sparing.wire import rans
+from sparing.wire.index import Reader
+from sparing.wire.rans import RansPlan
+
+Drawn = tuple[np.ndarray, np.ndarray | None]
+
+
+def geometric(rng: np.random.Generator, n: int, mean: float) -> np.ndarray:
+    return np.minimum(rng.geometric(1 / (1 + mean), n) - 1, 255).astype(np.uint8)
+
+
+def draws() -> list[Drawn]:
+    """Few and many symbols, steep and flat, one alone, all values, in no, few and many contexts."""
+    rng, out = np.random.default_rng(0), []
+    for n in (1, 2, 63, 64, 300, 5_000, 8_192, 8_193, 30_000, 200_000):
+        for symbols in (
+            np.full(n, 7, np.uint8),
+            geometric(rng, n, 0.01),
+            geometric(rng, n, 3.0),
+            rng.integers(0, 256, n).astype(np.uint8),
+            np.clip(rng.normal(90, 9, n), 0, 255).astype(np.uint8),
+        ):
+            for contexts in (None, rng.integers(0, 3, n), np.sort(rng.integers(0, 200, n))):
+                out.append((symbols, None if contexts is None else contexts.astype(np.uint8)))
+    return out
+
+
+def compared(op: Operation, *args: object) -> Any:
+    fast, plain = (body(*args) for body in (op.body, op.plain))
+    assert op.body is not op.plain
+    for a, b in zip(fast, plain, strict=True):
+        assert np.array_equal(a, b)
+        assert getattr(a, "dtype", None) == getattr(b, "dtype", None)
+    return fast
+
+
+@pytest.mark.parametrize("drawn", draws(), ids=lambda drawn: f"{len(drawn[0])}")
+def test_plans_and_bytes_are_the_same(drawn: Drawn) -> None:
+    symbols, contexts = drawn
+    chosen = compared(rans.plan_rans, symbols, contexts)
+    for lanes, write, read in ((0, rans.in_one_state, rans.read_one_state), (33, rans.in_lanes, rans.read_lanes)):
+        one = chosen._replace(lanes=lanes)
+        data = b"".join(compared(write, one, symbols, contexts))
+        for body in (read.body, read.plain):
+            reader = Reader(memoryview(data))
+            got = body(reader, one, len(symbols), contexts)
+            assert (got == symbols).all()
+            assert got.dtype == np.uint8
+            assert not reader.left
+
+
+@pytest.mark.parametrize("lanes", [0, 33])
+def test_damage_is_refused_in_the_same_words(lanes: int) -> None:
+    rng = np.random.default_rng(1)
+    symbols, contexts = geometric(rng, 2_000, 4.0), rng.integers(0, 5, 2_000).astype(np.uint8)
+    chosen = rans.plan_rans(symbols, contexts)._replace(lanes=lanes)
+    write, read = (rans.in_lanes, rans.read_lanes) if lanes else (rans.in_one_state, rans.read_one_state)
+    data = b"".join(write(chosen, symbols, contexts))
+    for _ in range(200):
+        bad, where = bytearray(data), int(rng.integers(len(data)))
+        bad[where] ^= 1 << int(rng.integers(8))
+        bad = bad[: int(rng.integers(len(data)))] if rng.random() < 0.3 else bad
+        assert said(read.body, bad, chosen, contexts) == said(read.plain, bad, chosen, contexts)
+
+
+def said(body: Callable, data: bytes, chosen: RansPlan, contexts: np.ndarray) -> tuple:
+    reader = Reader(memoryview(bytes(data)))
+    try:
+        return body(reader, chosen, len(contexts), contexts).tobytes(), reader.at
+    except WireError as error:
+        return str(error), None
