@@ -5,12 +5,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sparing.core.errors import WireError
 from sparing.core.operation import Operation
+from sparing.parts.code.budget import rate_distortion
+from sparing.parts.code.budget.matrices import strongest_components
 from sparing.wire import rans
 from sparing.wire.index import Reader
 from sparing.wire.rans import RansPlan
+from support import make_ctx
 
 Drawn = tuple[np.ndarray, np.ndarray | None]
 
@@ -79,3 +83,22 @@ def said(body: Callable, data: bytes, chosen: RansPlan, contexts: np.ndarray) ->
         return body(reader, chosen, len(contexts), contexts).tobytes(), reader.at
     except WireError as error:
         return str(error), None
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (30, 50), (200, 90), (90, 200)])
+@pytest.mark.parametrize("spread", [0.0, 1.5])
+def test_the_same_is_chosen_for_every_step(shape: tuple[int, int], spread: float) -> None:
+    g = torch.Generator().manual_seed(0)
+    rows, columns = shape
+    rough = (spread * torch.randn(1, rows, 1, generator=g)).exp()
+    strong = torch.randn(1, rows, 3, generator=g) @ torch.randn(1, 3, columns, generator=g)
+    m = (torch.randn(1, rows, columns, generator=g) * rough + 2 * strong).double()
+    parts = strongest_components("w", m, 8, make_ctx([0])) if rows > 1 else None
+    one = rate_distortion.piece(m, parts)
+    seen = set()
+    for step in np.geomspace(1e-3, 100, 60).tolist():
+        for rest in (True, False):
+            chosen = compared(rate_distortion.judged, one, step, rest)
+            compared(rate_distortion.judged, one, step * 0.9, rest, chosen)
+            seen.add((chosen.rank > 0, chosen.longer))
+    assert len(seen) >= 3

@@ -25,6 +25,7 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import quantisers
+from sparing.parts.code.budget import rate_distortion
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
@@ -254,6 +255,7 @@ CASES: dict[tuple[object, str], Case] = {
 ELSEWHERE = {
     parcel_sizes.join_sizes,  # takes a whole job: tests/accel/test_joined_sizes.py
     *(rans.plan_rans, rans.in_one_state, rans.read_one_state, rans.in_lanes, rans.read_lanes),  # test_compiled.py
+    rate_distortion.judged,  # there too
 }
 NEAR = {
     factors.factor_product: 1e-4,

@@ -20,7 +20,7 @@ from sparing.accel import (
     tree_bodies,
     wire_bodies,
 )
-from sparing.accel.compiled import rans_bodies
+from sparing.accel.compiled import judge_bodies, rans_bodies
 from sparing.accel.train_cpu.fast_copy import frozen_fast_copy, lend_frozen
 from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
@@ -32,6 +32,7 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import quantisers
+from sparing.parts.code.budget import rate_distortion
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.storage import bank
@@ -86,6 +87,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (selectors.kth_largest, reduce_bodies.fast_kth_largest),
     (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
+    (rate_distortion.judged, judge_bodies.compiled_judged),
     (stein.stein_targets, stein_bodies.fast_stein_targets),
     (stein.stein_coefficients, stein_bodies.fast_stein_coefficients),
     (stein.shrink_and_follow, stein_bodies.fast_shrink_and_follow),

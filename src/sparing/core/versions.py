@@ -78,23 +78,23 @@ def broadcast_update(
     if whole:
         leaves |= {name: Leaf(move_tensor(model[name], update[name])) for name in common if name in layout.buffers}
     parcel, memory = codec.encode(Parcel(leaves, {}), under("memory", past), View(here, {}, {}, {}))
-    past = past | prefixed("memory", memory)
+    past, sizes = past | prefixed("memory", memory), parcel_sizes(parcel)
     if whole:
         data = to_bytes(parcel, 0, frame_about(ctx))
-        past = _with_update(method, model, past, data, parcel, ctx)
+        past = _with_update(method, model, past, data, sizes, ctx)
         decoded = _read_update(method, data, frame_schema(method, here), here)
     else:
         past = _without_updates(past, ctx.round) if common else past
         decoded = codec.decode(parcel, here)
     update = update | {name: decoded.leaves[name].value.double() for name in names}
-    return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(nbytes(parcel)[0])}
+    return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(sum(sizes.values()))}
 
 
-def _with_update(method: Method, model: Tree, past: Tree, data: bytes, parcel: Parcel, ctx: Ctx) -> Tree:
-    """With one more update; those that nobody would be sent any more are merged into the base."""
+def _with_update(method: Method, model: Tree, past: Tree, data: bytes, sizes: dict[str, Tensor], ctx: Ctx) -> Tree:
+    """With one more update, its bytes by kind; those that nobody would be sent any more are merged into the base."""
     device, base = past["from"].device, under("base", past) or {name: model[name] for name in commonly_held(method)}
     past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)}
-    past[f"size/{ctx.round}"] = torch.cat(list(parcel_sizes(parcel).values())).to(device)
+    past[f"size/{ctx.round}"] = torch.cat(list(sizes.values())).to(device)
     serving = [step.serving for step in method.blend.steps if step.serving is not None]
     notes = {name: torch.zeros(1, n) for one in serving for name, n in one.notes.items()}
     most = int(nbytes(Parcel({name: Leaf(model[name]) for name in base}, notes))[0])

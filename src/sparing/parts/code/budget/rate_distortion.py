@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.keys import hashes, uniforms
+from sparing.core.operation import operation
 from sparing.core.reduce import largest_in_rows, total
 from sparing.parts.code.budget.matrices import SLOPE, components_by_root, fitting_matrix, worthy_components
 from sparing.parts.code.budget.subspace import Components
@@ -117,17 +118,15 @@ def notch(step: float, peak: float, least: int = 0) -> int:
     return next((i for i in range(least, len(NOTCHES)) if TOP * step * NOTCHES[i] >= peak), len(NOTCHES) - 1)
 
 
+@operation
 def judged(one: Piece, step: float, rest: bool = True, held: Choice | None = None) -> Choice:
     """The best way to send this where a bit must buy PRICE step^2, or what the one held would take.
 
     Without `rest`, a matrix travels in components alone.
     """
-    ranks = [held.rank] if held else [0]
-    if one.pairs and not held:
-        ranks.append(int(worthy_components(one.pairs.parts, torch.tensor([SLOPE * step**2]).double()).sum()))
     ways = (held.longer,) if held else (None,) if one.pairs and not rest else (None, *LONGER)
     best, least = NOTHING, math.inf
-    for rank in dict.fromkeys(ranks):
+    for rank in ranks_to_try(one, step, held):
         bits, left = _without_components(one, one.pairs, rank, step) if one.pairs and rank else (0.0, one.x)
         size, before = left.abs().numpy(), math.inf
         for longer in ways:
@@ -143,6 +142,14 @@ def judged(one: Piece, step: float, rest: bool = True, held: Choice | None = Non
                 break
             before = cost
     return best
+
+
+def ranks_to_try(one: Piece, step: float, held: Choice | None) -> list[int]:
+    """That of the choice held, or none and as many components as are worth their bytes."""
+    if held or not one.pairs:
+        return [held.rank if held else 0]
+    worthy = int(worthy_components(one.pairs.parts, torch.tensor([SLOPE * step**2]).double()).sum())
+    return [0, worthy] if worthy else [0]
 
 
 def _without_components(one: Piece, pairs: Pairs, rank: int, step: float) -> tuple[float, Tensor]:
@@ -170,7 +177,8 @@ def _entropy_of_codes(codes: np.ndarray, stands: np.ndarray, classes: np.ndarray
     """Bits that codes of these sizes take by their frequencies, in each class apart, and a bit for every sign."""
     entries = codes.astype(np.int64) + (TOP + 1) * classes
     counts = np.bincount(entries, stands, (TOP + 1) * CLASSES).reshape(CLASSES, -1)
-    return logged(counts.sum(1)) - logged(counts) + float(counts[:, 1:].sum())
+    sums = np.add.accumulate(counts, 1)[:, -1]
+    return logged(sums) - logged(counts) + _added_components(counts[:, 1:].reshape(-1))
 
 
 def entropy_of_rows(codes: np.ndarray) -> float:
