@@ -36,7 +36,7 @@ def judge(
     for rank, exact in zip(ranks, digits):  # noqa: B905
         bits, size = 0.0, np.abs(x)
         if rank:
-            own = step * NOTCHES[notch_of(step, peak[rank], 0)]
+            own = step * NOTCHES[notch_of(step, float(peak[rank]), 0)]
             bits = leave_components(x, row, column, both[:rank], rows, own, exact, size)
         before = np.inf
         for longer in ways:
