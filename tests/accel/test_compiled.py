@@ -11,7 +11,7 @@ from sparing.core.errors import WireError
 from sparing.core.operation import Operation
 from sparing.parts.code.budget import rate_distortion
 from sparing.parts.code.budget.matrices import strongest_components
-from sparing.wire import rans
+from sparing.wire import index, levels, rans, tight_index
 from sparing.wire.index import Reader
 from sparing.wire.rans import RansPlan
 from support import make_ctx
@@ -83,6 +83,25 @@ def said(body: Callable, data: bytes, chosen: RansPlan, contexts: np.ndarray) ->
         return body(reader, chosen, len(contexts), contexts).tobytes(), reader.at
     except WireError as error:
         return str(error), None
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (30, 20), (200, 17), (17, 200)])
+@pytest.mark.parametrize("share", [0.002, 0.1, 0.7])
+def test_positions_have_the_same_gaps_and_numbers(rows: int, columns: int, share: float) -> None:
+    rng = np.random.default_rng(2)
+    chance = share * np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=columns))
+    places = np.flatnonzero(rng.random((rows, columns)) < chance)
+    row, column = places // columns, places % columns
+    counts = np.bincount(row, minlength=rows), np.bincount(column, minlength=columns)
+    for how in (levels.octaves, levels.half_octaves):
+        g = levels.level_grid(how(counts[0]), how(counts[1]))
+        compared(levels.class_counts, g.rows, g.columns, row, column)
+        numbers = compared(levels.class_numbers, g, row, column)
+        if len(places):
+            compared(tight_index.gaps_of, numbers)
+            compared(tight_index.gaps_of, [places * 1_000_003])
+    for low in (1, 3, 9) if len(places) else ():
+        assert index.quotient_sum(places, low) == index.quotient_sum.plain(places, low)
 
 
 @pytest.mark.parametrize("shape", [(1, 40), (30, 50), (200, 90), (90, 200)])

@@ -24,14 +24,14 @@ from sparing.core.votes import Votes
 from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
-from sparing.parts.code import quantisers
+from sparing.parts.code import dead_zone, quantisers
 from sparing.parts.code.budget import rate_distortion
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
 from sparing.storage import bank
 from sparing.train import call, optim
-from sparing.wire import count, rans
+from sparing.wire import count, index, levels, rans, tight_index
 from sparing.wire.count import Mask
 from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
 
@@ -240,6 +240,12 @@ CASES: dict[tuple[object, str], Case] = {
     (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
     (svd.strongest_eigenvectors, ""): matrices,
     (low_rank.decompose_weights, ""): decomposition,
+    (dead_zone.codes_of, ""): lambda d: (d.normal(K, 3, d.n) * 40, d.normal(K).abs() * 0.3),
+    (dead_zone.codes_of, "double"): lambda d: (
+        d.normal(K, d.n).double(),
+        d.placed([0.1, 0.0, 1.0, 3.0, 0.01]).double(),
+    ),
+    (dead_zone.codes_of, "both"): lambda d: (d.normal(K, d.n), d.normal(K).abs().double()),
     (count.index_sizes, ""): sparse,
     (parcel_sizes.upload_sizes, ""): partial(parcels, up=True),
     (parcel_sizes.download_sizes, ""): partial(parcels, up=False),
@@ -255,7 +261,8 @@ CASES: dict[tuple[object, str], Case] = {
 ELSEWHERE = {
     parcel_sizes.join_sizes,  # takes a whole job: tests/accel/test_joined_sizes.py
     *(rans.plan_rans, rans.in_one_state, rans.read_one_state, rans.in_lanes, rans.read_lanes),  # test_compiled.py
-    rate_distortion.judged,  # there too
+    *(index.quotient_sum, levels.class_counts, levels.class_numbers, tight_index.gaps_of),  # there too
+    rate_distortion.judged,
 }
 NEAR = {
     factors.factor_product: 1e-4,

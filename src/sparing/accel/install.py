@@ -20,7 +20,7 @@ from sparing.accel import (
     tree_bodies,
     wire_bodies,
 )
-from sparing.accel.compiled import judge_bodies, rans_bodies
+from sparing.accel.compiled import code_bodies, index_bodies, judge_bodies, rans_bodies
 from sparing.accel.train_cpu.fast_copy import frozen_fast_copy, lend_frozen
 from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
@@ -31,7 +31,7 @@ from sparing.core.operation import Operation, register
 from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
-from sparing.parts.code import quantisers
+from sparing.parts.code import dead_zone, quantisers
 from sparing.parts.code.budget import rate_distortion
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
@@ -39,7 +39,7 @@ from sparing.storage import bank
 from sparing.train import call, optim
 from sparing.train.evaluate import Runner
 from sparing.train.paths import PATHS, TrainPath
-from sparing.wire import count, rans
+from sparing.wire import count, index, levels, rans, tight_index
 
 SWITCH = "SPARING_PLAIN"
 
@@ -87,6 +87,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (selectors.kth_largest, reduce_bodies.fast_kth_largest),
     (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
+    (dead_zone.codes_of, code_bodies.compiled_codes_of),
     (rate_distortion.judged, judge_bodies.compiled_judged),
     (stein.stein_targets, stein_bodies.fast_stein_targets),
     (stein.stein_coefficients, stein_bodies.fast_stein_coefficients),
@@ -97,6 +98,10 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (svd.strongest_eigenvectors, fedhm_bodies.fast_strongest_eigenvectors),
     (low_rank.decompose_weights, fedhm_bodies.fast_decompose_weights),
     (count.index_sizes, wire_bodies.fast_index_sizes),
+    (index.quotient_sum, index_bodies.compiled_quotient_sum),
+    (levels.class_counts, index_bodies.compiled_class_counts),
+    (levels.class_numbers, index_bodies.compiled_class_numbers),
+    (tight_index.gaps_of, index_bodies.compiled_gaps_of),
     (rans.plan_rans, rans_bodies.compiled_plan_rans),
     (rans.in_one_state, rans_bodies.compiled_in_one_state),
     (rans.read_one_state, rans_bodies.compiled_read_one_state),

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import WireError
+from sparing.core.operation import operation
 
 ALL, NONE, BITMAP, RICE = range(4)
 BLOCK = 1 << 16
@@ -195,10 +196,21 @@ def plan_index(bits: np.ndarray, places: np.ndarray | None = None) -> IndexPlan:
         return IndexPlan(ALL if count == len(bits) else NONE)
     skipped = (last_true(bits) if places is None else int(places[-1])) + 1 - count
     low = low_bits(count, skipped)
-    every = gap_blocks(bits) if places is None else [np.diff(places, prepend=-1) - 1]
-    quotients = sum(int((gaps >> low).sum()) for gaps in every) if low else skipped
+    quotients = skipped
+    if low:
+        quotients = quotient_sum(places, low) if places is not None else quotient_sum_of_mask(bits, low)
     wins = rice_size(count, low, quotients) < packed_size(len(bits), 1)
     return IndexPlan(RICE, low, count, quotients) if wins else IndexPlan(BITMAP)
+
+
+@operation
+def quotient_sum(places: np.ndarray, low: int) -> int:
+    """The sum of gap >> low over the gaps before these places."""
+    return int((np.diff(places, prepend=-1) - 1 >> low).sum())
+
+
+def quotient_sum_of_mask(bits: np.ndarray, low: int) -> int:
+    return sum(int((gaps >> low).sum()) for gaps in gap_blocks(bits))
 
 
 def last_true(bits: np.ndarray) -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparing.core.operation import operation
 from sparing.wire import rans
 from sparing.wire.index import Reader
 
@@ -121,11 +122,23 @@ def class_ends(g: LevelGrid, kind: int) -> np.ndarray:
     return np.cumsum(found, out=found)
 
 
-def class_numbers(g: LevelGrid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
-    """Positions, given in C order, by class: their numbers in each."""
+@operation
+def class_counts(rows: np.ndarray, columns: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """How many of these positions every class has, `[127]`."""
+    return np.bincount(rows[row] + columns[column], minlength=2 * LEVELS - 1)
+
+
+def column_ranks(g: LevelGrid) -> np.ndarray:
+    """How many columns of its level lie before each."""
     rank = np.empty(len(g.columns), np.int64)
     rank[g.order] = np.arange(len(rank), dtype=np.int64)
-    rank -= g.first[g.columns]
+    return rank - g.first[g.columns]
+
+
+@operation
+def class_numbers(g: LevelGrid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
+    """Positions, given in C order, by class: their numbers in each."""
+    rank = column_ranks(g)
     kinds = g.rows[row] + g.columns[column]
     order = np.argsort(kinds, kind="stable")
     stops = np.cumsum(np.bincount(kinds, minlength=2 * LEVELS))

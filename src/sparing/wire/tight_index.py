@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from sparing.core.operation import operation
 from sparing.wire import index, rans
 from sparing.wire.frequencies import FINE, log2
 from sparing.wire.index import Reader, packed_size, rice_size, varint
 from sparing.wire.levels import (
     LEVELS,
+    class_counts,
     class_ends,
     class_numbers,
     class_positions,
@@ -100,8 +102,7 @@ def decode_tight_index(reader: Reader, u: int, columns: int | None) -> np.ndarra
 def gaps_way(numbers: list[np.ndarray], head: bytes) -> Way:
     """By class: counts; the gaps of all, in the context of their class; the low bits of long ones, in blocks."""
     head += b"".join(varint(len(some)) for some in numbers)
-    gaps = np.concatenate([np.diff(some, prepend=-1) - 1 for some in numbers])
-    symbols = symbols_of(gaps)
+    gaps, symbols = gaps_of(numbers)
     contexts = contexts_of([len(some) for some in numbers])
     plan = rans.plan_rans(symbols, contexts)
 
@@ -110,6 +111,13 @@ def gaps_way(numbers: list[np.ndarray], head: bytes) -> Way:
         return [head, rans.write_rans(plan, symbols, contexts), *low]
 
     return len(head) + plan.size + packed_size(int(WIDTHS[symbols].sum()), 1), write
+
+
+@operation
+def gaps_of(numbers: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """How many numbers were skipped before each, class by class, and their symbols."""
+    gaps = np.concatenate([np.diff(some, prepend=-1) - 1 for some in numbers])
+    return gaps, symbols_of(gaps)
 
 
 def read_gaps(reader: Reader, sizes: list[int]) -> Iterator[tuple[int, np.ndarray]]:
@@ -204,7 +212,7 @@ def _guessed_bytes(rows: np.ndarray, columns: np.ndarray, row: np.ndarray, colum
     heights, widths = np.bincount(rows, minlength=LEVELS), np.bincount(columns, minlength=LEVELS)
     price = _entropy_bits(heights) + _entropy_bits(widths)
     heights[0] = widths[0] = 0
-    sizes, kept = class_sizes(heights, widths), np.bincount(rows[row] + columns[column], minlength=2 * LEVELS - 1)
+    sizes, kept = class_sizes(heights, widths), class_counts(rows, columns, row, column)
     some = np.minimum(kept, sizes - kept)
     n, u = some[some > 0], sizes[some > 0]
     return price + int((n * (log2(u) - log2(n) + LOG_E - LOG_E * n // (2 * u))).sum()) + (len(n) * 5 << FINE + 3)

@@ -11,6 +11,7 @@ batch, nor on threads, nor on the device.
 import torch
 from torch import Tensor
 
+from sparing.core.operation import operation
 from sparing.core.tree import column, flat
 
 TOP = 127
@@ -19,6 +20,7 @@ DEAD = 0.15
 """A value between two codes takes the one nearer to zero up to so far beyond the middle: fewer bytes at equal error."""
 
 
+@operation
 def codes_of(values: Tensor, step_K: Tensor) -> Tensor:
     """`[K, ...]` -> int8 codes; code times step is the value. The error is never larger than the value itself."""
     step = column(torch.where(step_K > 0, step_K, 1.0), values)

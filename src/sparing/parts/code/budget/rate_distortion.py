@@ -20,7 +20,7 @@ from torch import Tensor
 from sparing.core.keys import hashes, uniforms
 from sparing.core.operation import operation
 from sparing.core.reduce import largest_in_rows, total
-from sparing.parts.code.budget.matrices import SLOPE, components_by_root, fitting_matrix, worthy_components
+from sparing.parts.code.budget.matrices import SLOPE, components_by_root, fitting_matrix
 from sparing.parts.code.budget.subspace import Components
 from sparing.parts.code.dead_zone import DEAD, TOP, codes_of
 
@@ -148,7 +148,8 @@ def ranks_to_try(one: Piece, step: float, held: Choice | None) -> list[int]:
     """That of the choice held, or none and as many components as are worth their bytes."""
     if held or not one.pairs:
         return [held.rank if held else 0]
-    worthy = int(worthy_components(one.pairs.parts, torch.tensor([SLOPE * step**2]).double()).sum())
+    strong, sides = one.pairs.parts.s[0].numpy(), one.pairs.both.shape[2]
+    worthy = int(np.count_nonzero((strong * strong / sides >= SLOPE * step**2) & (strong > 0)))
     return [0, worthy] if worthy else [0]
 
 
