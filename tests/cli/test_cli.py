@@ -27,6 +27,24 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tes
 from sparing.cli.app import main
 main()
 """
+SWALLOWING = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from sparing.cli.app import main
+from sparing.runs import snapshots
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def is_snapshot_round(round, last):
+    if round == 2:
+        Dying()
+    return False
+
+snapshots.is_snapshot_round = is_snapshot_round
+main()
+"""
 FILES = {
     ".lock",
     "config.yaml",
@@ -333,6 +351,13 @@ def test_ctrl_c_again_and_again_leaves_one_line_and_a_run_that_goes_on():
 
     with pytest.raises(Enough):
         sparing.resume("pressed", loggers=[enough])
+
+
+def test_a_ctrl_c_that_python_loses_in_a_finaliser_stops_the_run_after_its_round():
+    command = ["run", *SMALL, "rounds=50", "checkpoint=1", "--out", "lost"]
+    ended = subprocess.run([sys.executable, "-c", SWALLOWING, *command], capture_output=True, text=True)
+    assert ended.returncode == 130, ended
+    assert "round 2 of 50 is saved, continue with: sparing resume lost" in ended.stderr
 
 
 def test_ctrl_c_says_what_is_saved_and_how_to_go_on():

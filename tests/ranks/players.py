@@ -39,9 +39,10 @@ def end_of(processes: list[subprocess.Popen], seconds: float = 300) -> list[tupl
     """Exit code, stdout and stderr of each."""
     try:
         said = [process.communicate(timeout=seconds) for process in processes]
-    finally:
+    except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()
+        raise AssertionError(f"after {seconds} s: {[process.communicate() for process in processes]}") from None
     return [(process.returncode, *some) for process, some in zip(processes, said, strict=True)]
 
 

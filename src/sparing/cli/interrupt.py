@@ -24,6 +24,7 @@ class _Interrupt:
 
     def __init__(self) -> None:
         self.listening = False
+        self.asked = False  # to stop
         self.advice: Callable[[], str] = str  # how to go on
         self.also: Callable[[], None] = lambda: None  # what else is done once the user has been told
 
@@ -34,8 +35,14 @@ class _Interrupt:
             signal.signal(signal.SIGINT, self.first)
 
     def first(self, *_: Any) -> None:
+        self.asked = True
         signal.signal(signal.SIGINT, self.second)
         raise KeyboardInterrupt
+
+    def stop_if_asked(self, *_: Any) -> None:
+        """Between rounds: the exception is lost where it meets a finaliser, or C code that looks for a name."""
+        if self.asked:
+            raise KeyboardInterrupt
 
     def second(self, *_: Any) -> None:
         """Nothing is cleaned up: threads may be at work that cannot be stopped."""

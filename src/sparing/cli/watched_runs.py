@@ -46,9 +46,9 @@ def watch_run(going: RunToWatch, quiet: bool, track: Sequence[str] = ()) -> Resu
     folder, progress, go = going
     with INTERRUPT.advising(lambda: _where_it_stands(folder, progress.rounds)), tracking(track, folder) as tell:
         if quiet:
-            return go((tell,))
+            return go((INTERRUPT.stop_if_asked, tell))
         with watch_progress(progress, Console()) as logger:
-            return go((logger, tell))
+            return go((INTERRUPT.stop_if_asked, logger, tell))
 
 
 def finish_run(going: RunToWatch, as_json: bool, track: Sequence[str]) -> None:
