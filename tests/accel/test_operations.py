@@ -12,12 +12,12 @@ from torch import Tensor
 import sparing
 from sparing.accel.grown import Grown
 from sparing.accel.lazy_product import Product
-from sparing.core import fold, gaussian, keys, ops, reduce, tree, votes
+from sparing.core import fold, gaussian, keys, ops, reduce, tree, versions, votes
 from sparing.core.compose import compose
 from sparing.core.grid import Grid, limits_of
 from sparing.core.method import Blended
 from sparing.core.operation import OPERATIONS
-from sparing.core.parcel import Leaf
+from sparing.core.parcel import Leaf, Parcel
 from sparing.core.reduce import Term
 from sparing.core.tree import layout_of
 from sparing.core.votes import Votes
@@ -25,13 +25,13 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import dead_zone, quantisers
-from sparing.parts.code.budget import rate_distortion
+from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
 from sparing.storage import bank
 from sparing.train import call, optim
-from sparing.wire import count, index, levels, rans, tight_index
+from sparing.wire import count, index, levels, rans, schema_of, tight_index, to_bytes
 from sparing.wire.count import Mask
 from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
 
@@ -154,6 +154,34 @@ def parcels(d: Draw, *, up: bool) -> tuple:
     return (method, parcel, 3, d.ctx) if up else (method, {}, parcel, d.ctx)
 
 
+def coded_leaves(d: Draw, k: int) -> dict[str, Leaf]:
+    """Tight codes, mostly zero, of some of which whole rows are kept back."""
+
+    def codes(*shape: int) -> Tensor:
+        return (d.normal(k, *shape) * d.coin(k, *shape, share=0.2) * 3).round().to(torch.int8)
+
+    some, keep = codes(9, 20), d.coin(k, 9, 1)
+    parts = Leaf(some * keep, keep=(keep,), scale=d.normal(k, 1).abs(), bits=8, tight=True)
+    return {"few": parts, "many": Leaf(codes(d.n), bits=8, tight=True)}
+
+
+def written_update(d: Draw) -> tuple:
+    parcel = Parcel(coded_leaves(d, 1) | {"whole": Leaf(d.normal(1, 7))}, {})
+    schema = schema_of(parcel, "update")
+    return parcel, to_bytes(parcel, 0, "update"), schema, changed(make_ctx([0], t=2), device=str(d.device))
+
+
+def sent_by_each(d: Draw) -> tuple:
+    x = d.normal(K, d.n)
+    return lambda k: Parcel({"w": Leaf(x[k : k + 1] * 2)}, {}), K, d.device
+
+
+def symmetric(d: Draw) -> tuple:
+    x = torch.randn(K, 12, 40, generator=d.g, dtype=torch.float64)
+    x[3, 0, 0] = math.nan
+    return ((x @ x.mT).to(d.device),)
+
+
 def after_training(d: Draw, *, grown: bool = False, moved: bool = False) -> tuple:
     base, added = d.tree(1), d.tree(K)
     start = {name: x + 1 for name, x in base.items()} if moved else base
@@ -247,6 +275,11 @@ CASES: dict[tuple[object, str], Case] = {
     ),
     (dead_zone.codes_of, "both"): lambda d: (d.normal(K, d.n), d.normal(K).abs().double()),
     (count.index_sizes, ""): sparse,
+    (count.written_sizes, ""): lambda d: (coded_leaves(d, K),),
+    (count.written_sizes, "nothing"): lambda d: ({},),
+    (versions.read_back, ""): written_update,
+    (byte_budget.for_each_client, ""): sent_by_each,
+    (subspace.eigen_pairs, ""): symmetric,
     (parcel_sizes.upload_sizes, ""): partial(parcels, up=True),
     (parcel_sizes.download_sizes, ""): partial(parcels, up=False),
     (divergence.difference_sums, ""): lambda d: (

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparing.accel import (
+    budget_bodies,
     engine_bodies,
     fedhm_bodies,
     fold_bodies,
@@ -26,13 +27,13 @@ from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
 from sparing.accel.train_cuda.captured import train_recorded_or_stacked
 from sparing.accel.train_stacked.scores import stacked_scores
-from sparing.core import fold, gaussian, keys, ops, reduce, tree, votes
+from sparing.core import fold, gaussian, keys, ops, reduce, tree, versions, votes
 from sparing.core.operation import Operation, register
 from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import dead_zone, quantisers
-from sparing.parts.code.budget import rate_distortion
+from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.storage import bank
@@ -89,6 +90,8 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
     (dead_zone.codes_of, code_bodies.compiled_codes_of),
     (rate_distortion.judged, judge_bodies.compiled_judged),
+    (byte_budget.for_each_client, budget_bodies.fast_for_each_client),
+    (subspace.eigen_pairs, budget_bodies.fast_eigen_pairs),
     (stein.stein_targets, stein_bodies.fast_stein_targets),
     (stein.stein_coefficients, stein_bodies.fast_stein_coefficients),
     (stein.shrink_and_follow, stein_bodies.fast_shrink_and_follow),
@@ -98,6 +101,8 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (svd.strongest_eigenvectors, fedhm_bodies.fast_strongest_eigenvectors),
     (low_rank.decompose_weights, fedhm_bodies.fast_decompose_weights),
     (count.index_sizes, wire_bodies.fast_index_sizes),
+    (count.written_sizes, wire_bodies.fast_written_sizes),
+    (versions.read_back, wire_bodies.fast_read_back),
     (index.quotient_sum, index_bodies.compiled_quotient_sum),
     (levels.class_counts, index_bodies.compiled_class_counts),
     (levels.class_numbers, index_bodies.compiled_class_numbers),

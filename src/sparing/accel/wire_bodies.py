@@ -1,4 +1,4 @@
-"""Sizes of many masks on a GPU, all of them side by side in one row for each client."""
+"""Sizes of what lies on a GPU: many masks side by side; tight leaves, by the host's threads while the GPU goes on."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,16 @@ import numpy as np
 import torch
 
 from sparing.accel.cuda import takes_kernels
+from sparing.accel.host_workers import host_workers
 from sparing.accel.rows import in_one_row
+from sparing.core import versions
+from sparing.core.context import Ctx
 from sparing.core.ops import to_host
+from sparing.core.parcel import Leaf, Parcel, Schema, client_count, map_tensors
+from sparing.engines.upload_check import EVERY
 from sparing.wire import count, index
-from sparing.wire.count import Mask
+from sparing.wire.count import Mask, sizes_in_order, written_size
+from sparing.wire.index import Number
 
 
 def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
@@ -35,3 +41,33 @@ def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
         return [index.IndexSizes(bytes_ if mask.travels else 0 * bytes_, kept) for mask, bytes_, kept in each]
 
     return found
+
+
+def fast_written_sizes(leaves: dict[str, Leaf]) -> Callable[[], dict[str, tuple[Number, Number]]]:
+    """`count.written_sizes`; the largest leaves first, each client's on a thread of its own."""
+    if not any(leaf.value.is_cuda for leaf in leaves.values()):
+        return count.written_sizes.plain(leaves)
+    there: list[torch.Tensor] = []
+    map_tensors(Parcel(leaves, {}), lambda x: there.append(x) or x)
+    coming, workers = to_host(there), host_workers()
+
+    def brought() -> dict[str, Leaf]:
+        here = iter(coming())
+        return map_tensors(Parcel(leaves, {}), lambda x: next(here)).leaves
+
+    arrived = workers.submit(brought)
+    sizes = {
+        name: [
+            workers.submit(lambda name=name, k=k: written_size(name, arrived.result()[name], k))
+            for k in range(client_count(Parcel({name: leaves[name]}, {})))
+        ]
+        for name in sorted(leaves, key=lambda name: -leaves[name].value.numel())
+    }
+    return lambda: {name: sizes_in_order([one.result() for one in sizes[name]]) for name in leaves}
+
+
+def fast_read_back(parcel: Parcel, data: bytes, schema: Schema, here: Ctx) -> Parcel:
+    """`versions.read_back`; what lies on a GPU is read every hundredth round, as one upload is written then."""
+    if here.device.type == "cpu" or here.round % EVERY == 1 % EVERY:
+        return versions.read_back.plain(parcel, data, schema, here)
+    return parcel

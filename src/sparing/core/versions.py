@@ -20,10 +20,11 @@ from torch import Tensor
 from sparing.core.compose import broadcaster
 from sparing.core.context import Ctx
 from sparing.core.method import Blended, Method, Report, View
+from sparing.core.operation import operation
 from sparing.core.ops import move_tensor
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, map_tensors
 from sparing.core.tree import Tree, prefixed, under
-from sparing.wire import from_bytes, nbytes, parcel_sizes, to_bytes
+from sparing.wire import from_bytes, nbytes, parcel_sizes, written_parcel
 
 NEVER = -1
 
@@ -78,14 +79,15 @@ def broadcast_update(
     if whole:
         leaves |= {name: Leaf(move_tensor(model[name], update[name])) for name in common if name in layout.buffers}
     parcel, memory = codec.encode(Parcel(leaves, {}), under("memory", past), View(here, {}, {}, {}))
-    past, sizes = past | prefixed("memory", memory), parcel_sizes(parcel)
+    past = past | prefixed("memory", memory)
     if whole:
-        data = to_bytes(parcel, 0, frame_about(ctx))
+        data, spent = written_parcel(parcel, 0, frame_about(ctx))
+        sizes = {kind: torch.tensor([size]) for kind, size in spent.items()}
         past = _with_update(method, model, past, data, sizes, ctx)
-        decoded = _read_update(method, data, frame_schema(method, here), here)
+        parcel = read_back(parcel, data, frame_schema(method, here), here)
     else:
-        past = _without_updates(past, ctx.round) if common else past
-        decoded = codec.decode(parcel, here)
+        past, sizes = _without_updates(past, ctx.round) if common else past, parcel_sizes(parcel)
+    decoded = codec.decode(parcel, here)
     update = update | {name: decoded.leaves[name].value.double() for name in names}
     return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(sum(sizes.values()))}
 
@@ -136,8 +138,17 @@ def apply_update_bytes(method: Method, copy: Tree, data: Tensor | bytes, here: C
 
 def _read_update(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
     raw = data.cpu().numpy().tobytes() if isinstance(data, Tensor) else data
-    parcel = map_tensors(from_bytes(raw, schema), lambda x: x.to(here.device))
-    return broadcaster(method).decode(parcel, here)
+    return broadcaster(method).decode(_read_parcel(raw, schema, here), here)
+
+
+@operation
+def read_back(parcel: Parcel, data: bytes, schema: Schema, here: Ctx) -> Parcel:
+    """What the bytes say that this parcel was written in: the same parcel."""
+    return _read_parcel(data, schema, here)
+
+
+def _read_parcel(data: bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
+    return map_tensors(from_bytes(data, schema), lambda x: x.to(here.device))
 
 
 def frame_schema(method: Method, here: Ctx) -> Schema:

@@ -16,7 +16,7 @@ from sparing.core.context import EVERYONE
 from sparing.core.errors import CheckpointError, ConfigError
 from sparing.core.method import Rows
 from sparing.core.round import Server
-from sparing.engines.engine import Engine, Job, Outcome
+from sparing.engines.engine import Engine, Evaluation, Job, Outcome
 from sparing.engines.evaluation import Wanted
 from sparing.ranks.agreement import refuse_other_models
 from sparing.ranks.group import Ranks
@@ -175,12 +175,23 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     study, began = run.study, time.perf_counter() - run.seconds
     wanted = wanted_evaluation(study.evaluate, run.job)
 
-    def finish(t: int, under_way: Callable[[], Outcome], pictures: str) -> None:
+    def is_evaluated(t: int) -> bool:
+        return t % study.evaluate.every == 0 or t == run.last
+
+    def evaluate_early(t: int, under_way: Callable[[], Outcome]) -> Evaluation:
+        """Before it is known how the round went; if it went wrong, that is what is said."""
+        try:
+            return run.engine.evaluate(run.server, t, wanted)
+        except Exception:
+            under_way()
+            raise
+
+    def finish(t: int, under_way: Callable[[], Outcome], pictures: str, evaluation: Evaluation | None = None) -> None:
         """Say how round t went, and keep it."""
-        outcome, evaluation = under_way(), None
+        outcome = under_way()
         run.release(t)
         outcome = run.with_costs(t, outcome)
-        if t % study.evaluate.every == 0 or t == run.last:
+        if is_evaluated(t) and evaluation is None:
             if run.asks_clients and run.folder and run.owed is None:
                 run.owed = OwedRound(t, outcome, pictures)
                 run.save()
@@ -219,9 +230,10 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
             views += snapshots.snapshots_after_round(run.job, run.server, t) if shown else []
             while waiting:
                 waiting.pop()()
-            waiting.append(partial(finish, t, under_way, snapshots.snapshot_lines(views)))
-            looked_at = t % study.evaluate.every == 0 or (run.folder is not None and t % study.checkpoint == 0)
-            if looked_at or t == run.last or not ahead:
+            marks = evaluate_early(t, under_way) if ahead and not run.asks_clients and is_evaluated(t) else None
+            waiting.append(partial(finish, t, under_way, snapshots.snapshot_lines(views), marks))
+            saved = run.folder is not None and t % study.checkpoint == 0
+            if saved or t == run.last or not ahead or (is_evaluated(t) and marks is None):
                 waiting.pop()()
     finally:
         while waiting:

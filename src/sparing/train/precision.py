@@ -9,14 +9,19 @@ import torch
 
 @contextmanager
 def multiplying_as(precision: str) -> Iterator[None]:
-    """On CUDA: float32 as it is written, or with the 10 bits of TF32 in every factor ("tf32", "bf16")."""
+    """On CUDA: float32 as it is written, or with the 10 bits of TF32 in every factor ("tf32", "bf16").
+
+    Convolutions add up in an order that does not change from one call to the next.
+    """
     backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [backend.allow_tf32 for backend in backends]
+    before, steady = [backend.allow_tf32 for backend in backends], torch.backends.cudnn.deterministic
     try:
         for backend in backends:
             backend.allow_tf32 = precision != "float32"
+        torch.backends.cudnn.deterministic = True
         yield
     finally:
+        torch.backends.cudnn.deterministic = steady
         for backend, was in zip(backends, before, strict=True):
             backend.allow_tf32 = was
 

@@ -12,7 +12,7 @@ from sparing.core.operation import operation
 from sparing.core.parcel import Leaf, Parcel, client_count, parcel_row
 from sparing.wire import index
 from sparing.wire.index import Number, packed_size
-from sparing.wire.section import CODES, write_masks, write_values
+from sparing.wire.section import CODES, write_leaf
 
 POSITIONS = 1 << 25
 """Mask entries whose index sizes are worked out together."""
@@ -47,9 +47,8 @@ def leaf_sizes(leaves: dict[str, Leaf]) -> LeafSizes:
     are not held until then.
     """
     cross = {name: _is_crossed(leaf) for name, leaf in leaves.items() if not leaf.tight}
-    known = [
-        _form_of(leaf, cross[name]) if name in cross else _written_sizes(name, leaf) for name, leaf in leaves.items()
-    ]
+    forms = [_form_of(leaf, cross[name]) if name in cross else name for name, leaf in leaves.items()]
+    written = written_sizes({name: leaf for name, leaf in leaves.items() if leaf.tight})
     if all(not leaf.keep and not leaf.told and not leaf.tight for leaf in leaves.values()):
         travels = [[] if leaf.scope is None else [False] for leaf in leaves.values()]
         later = index_sizes([mask for leaf in leaves.values() for mask in _masks_of(leaf, False)])
@@ -59,11 +58,12 @@ def leaf_sizes(leaves: dict[str, Leaf]) -> LeafSizes:
         later = index_sizes([mask for some in masks for mask in some])
 
     def every() -> list[tuple[Number, Number]]:
-        found, sizes = iter(later()), []
-        for form, some in zip(known, travels, strict=True):
+        found, tight, sizes = iter(later()), written(), []
+        for form, some in zip(forms, travels, strict=True):
             mine = [next(found) for _ in some]
             indices = sum(one.size for one, paid in zip(mine, some, strict=True) if paid)
-            sizes.append((_value_size(form, _value_count(form, mine)), indices) if isinstance(form, LeafForm) else form)
+            counted = isinstance(form, LeafForm)
+            sizes.append((_value_size(form, _value_count(form, mine)), indices) if counted else tight[form])
         return sizes
 
     return every
@@ -123,18 +123,24 @@ def _mask_as_rows(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     return mask.expand(-1, *shape).reshape(mask.shape[0], math.prod(shape))
 
 
-def _written_sizes(name: str, leaf: Leaf) -> tuple[Number, Number]:
-    """The same of a tight leaf: write it and see."""
-    found = []
-    parcel = Parcel({name: leaf}, {})
-    for k in range(client_count(parcel)):
-        one = parcel_row(parcel, k).leaves[name]
-        masks, alive = write_masks(one)
-        values = write_values(name, one, alive)
-        found.append(
-            (sum(map(len, values)) - (leaf.value.dtype == CODES), sum(map(len, masks)) - len(leaf.keep) - leaf.told)
-        )
-    value, indices = np.array(found, dtype=np.int64).reshape(-1, 2).T
+@operation
+def written_sizes(leaves: dict[str, Leaf]) -> Callable[[], dict[str, tuple[Number, Number]]]:
+    """The same of tight leaves: each client's are written."""
+    found = {
+        name: sizes_in_order([written_size(name, leaf, k) for k in range(client_count(Parcel({name: leaf}, {})))])
+        for name, leaf in leaves.items()
+    }
+    return lambda: found
+
+
+def written_size(name: str, leaf: Leaf, k: int) -> tuple[int, int]:
+    """Of one client's tight leaf, which is written."""
+    return write_leaf(name, parcel_row(Parcel({name: leaf}, {}), k).leaves[name]).size
+
+
+def sizes_in_order(sizes: list[tuple[int, int]]) -> tuple[Number, Number]:
+    """Of the clients one after the other, as arrays."""
+    value, indices = np.array(sizes, dtype=np.int64).reshape(-1, 2).T
     return value, indices
 
 

@@ -100,17 +100,27 @@ def to_bytes(parcel: Parcel, k: int, about: str = "") -> bytes:
     >>> to_bytes(Parcel({}, {}), 0).hex()
     '53504152017d1fc208fafa1450010053351a79'
     """
+    return written_parcel(parcel, k, about)[0]
+
+
+def written_parcel(parcel: Parcel, k: int, about: str = "") -> tuple[bytes, dict[str, int]]:
+    """The same, and what its bytes are spent on."""
     if not 0 <= k < client_count(parcel):
         raise WireError(f"client {k} of a parcel of {client_count(parcel)}: count from 0")
     one = parcel_row(parcel, k)
-    body = [piece for name, leaf in one.leaves.items() for piece in _section_bytes(write_leaf(name, leaf))]
-    body += _section_bytes([write_note(name, one.notes[name]) for name in sorted(one.notes)])
+    leaves = [write_leaf(name, leaf) for name, leaf in one.leaves.items()]
+    notes: list[Buffer] = [write_note(name, one.notes[name]) for name in sorted(one.notes)]
+    body = [piece for pieces in (*(leaf.pieces for leaf in leaves), notes) for piece in _section_bytes(pieces)]
     schema = schema_of(one, about)
     head = MAGIC + bytes([version_of(schema)]) + fingerprint(schema) + varint(sum(map(len, body)))
     crc = 0
     for piece in (head, *body):
         crc = zlib.crc32(piece, crc)
-    return b"".join((head, *body, crc.to_bytes(CRC, "little")))
+    data = b"".join((head, *body, crc.to_bytes(CRC, "little")))
+    value, index = (sum(leaf.size[i] for leaf in leaves) for i in (0, 1))
+    scale, noted = sum(len(x) for leaf in leaves for x in leaf.scale), sum(map(len, notes))
+    header = len(data) - value - index - scale - noted
+    return data, dict(zip(BYTE_KINDS, (value, index, scale, header, noted), strict=True))
 
 
 def _section_bytes(pieces: list[Buffer]) -> list[Buffer]:

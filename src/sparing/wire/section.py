@@ -5,6 +5,7 @@ others with codes whose size has a closed form.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,16 +29,37 @@ RAW = {
 CODES = torch.int8
 
 
-def write_leaf(name: str, leaf: Leaf) -> list[Buffer]:
-    """Masks, width of packed codes, scales, values: the pieces of one section (K = 1)."""
+class WrittenLeaf(NamedTuple):
+    """The pieces of one section, in the order in which they stand."""
+
+    masks: list[Buffer]
+    width: list[Buffer]  # of packed codes
+    scale: list[Buffer]
+    values: list[Buffer]
+    index_codes: int  # bytes that say in which code each mask is written
+    value_codes: int  # and the values, where they say so
+
+    @property
+    def pieces(self) -> list[Buffer]:
+        return [*self.masks, *self.width, *self.scale, *self.values]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Bytes of the values and of the indices, without those that say their codes."""
+        return sum(map(len, self.values)) - self.value_codes, sum(map(len, self.masks)) - self.index_codes
+
+
+def write_leaf(name: str, leaf: Leaf) -> WrittenLeaf:
+    """One client's leaf (K = 1)."""
     _check_leaf(name, leaf)
-    pieces, alive = write_masks(leaf)
-    scale = [] if leaf.scale is None else [numpy_array(leaf.scale).astype("<f4", copy=False).tobytes()]
-    width = [bytes([int(leaf.bits)])] if leaf.value.dtype == CODES and not leaf.tight else []
-    return [*pieces, *width, *scale, *write_values(name, leaf, alive)]
+    (masks, alive), coded = _write_masks(leaf), leaf.value.dtype == CODES
+    scale: list[Buffer] = [] if leaf.scale is None else [numpy_array(leaf.scale).astype("<f4", copy=False).tobytes()]
+    width: list[Buffer] = [bytes([int(leaf.bits)])] if coded and not leaf.tight else []
+    values = _write_values(name, leaf, alive)
+    return WrittenLeaf(masks, width, scale, values, len(leaf.keep) + leaf.told, int(coded and leaf.tight))
 
 
-def write_values(name: str, leaf: Leaf, alive: np.ndarray | None) -> list[Buffer]:
+def _write_values(name: str, leaf: Leaf, alive: np.ndarray | None) -> list[Buffer]:
     """What is alive of the values (K = 1)."""
     sent = _plain_array(leaf.value) if alive is None else _plain_array(leaf.value)[alive]
     if leaf.value.dtype != CODES:
@@ -47,7 +69,7 @@ def write_values(name: str, leaf: Leaf, alive: np.ndarray | None) -> list[Buffer
     return [pack(to_codes(name, sent, int(leaf.bits)), int(leaf.bits))]
 
 
-def write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
+def _write_masks(leaf: Leaf) -> tuple[list[Buffer], np.ndarray | None]:
     """The indices of a leaf, and which of its positions are sent: bool `[n]`, None for all."""
     shape = leaf.value.shape[1:]
     pieces: list[Buffer] = []

@@ -10,16 +10,17 @@ values.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from sparing.core.context import Ctx, context
+from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, MethodError
 from sparing.core.method import TURNS, Codec, Trait, View
+from sparing.core.operation import operation
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, parcel_row, sent_mask
 from sparing.core.threads import intra_op
 from sparing.core.tree import Layout, Tree, column, flat
@@ -82,9 +83,12 @@ def budget_codec(layout: Layout, most: float = math.inf, by: By = "best", skip: 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         if not parcel.leaves.keys() & plan.shapes.keys():
             return parcel, state
-        rooms = _rooms_of(most, view.ctx)
-        rows = [send_within(plan, parcel_row(parcel, k), x, view.ctx.at(slice(k, k + 1))) for k, x in enumerate(rooms)]
-        return _stacked_rows(parcel, rows), state
+        rooms, parts = _rooms_of(most, view.ctx), components_of(plan, parcel, view.ctx)
+
+        def row(k: int) -> Parcel:
+            return send_within(plan, parcel_row(parcel, k), rooms[k], _components_row(parts, k))
+
+        return _stacked_rows(parcel, for_each_client(row, len(rooms), view.ctx.device)), state
 
     traits = Trait.COUNTS | Trait.DEADLINE if most == math.inf else Trait.COUNTS
     decode, schema = partial(decode_chosen, plan), partial(expect_chosen, plan)
@@ -109,7 +113,7 @@ def _budget_plan(layout: Layout, by: By, skip: frozenset[str]) -> BudgetPlan:
         for name, shape in layout.shapes.items()
         if name not in skip
     }
-    nothing = send_within(plan, Parcel(zeros, NOTES), 0, context(0, 0, 0, [0], [0], 1, 1))
+    nothing = send_within(plan, Parcel(zeros, NOTES), 0, {})
     return plan._replace(least=int(nbytes(nothing)[0]))
 
 
@@ -125,14 +129,33 @@ def split_leaves(plan: BudgetPlan, leaves: Mapping[str, Leaf | Spec]) -> tuple[d
     return alone, joined
 
 
-def send_within(plan: BudgetPlan, parcel: Parcel, room: float, ctx: Ctx) -> Parcel:
-    """What a client sends (K = 1)."""
+@operation
+def for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:
+    """What each of these clients sends, from tensors on that device."""
+    return [send(k) for k in range(clients)]
+
+
+def components_of(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> dict[str, Components]:
+    """The strongest components of these K clients' matrices that may travel."""
+    alone, _ = split_leaves(plan, parcel.leaves)
+    matrices = {name: how for name, how in alone.items() if how}
+    return {
+        name: strongest_components(name, weight_as_matrix(parcel.leaves[name].value.double(), how), how.rank, ctx)
+        for name, how in matrices.items()
+    }
+
+
+def _components_row(parts: dict[str, Components], k: int) -> dict[str, Components]:
+    return {name: Components(*(x[k : k + 1] for x in some)) for name, some in parts.items()}
+
+
+def send_within(plan: BudgetPlan, parcel: Parcel, room: float, parts: dict[str, Components]) -> Parcel:
+    """What a client sends (K = 1), of which these are the components."""
     items = items_of(plan, parcel)
     fixed = Parcel({name: leaf for name, leaf in parcel.leaves.items() if name not in plan.shapes}, parcel.notes)
     largest = largest_value(*(item.x for item in items.values()))
     if not 0 < largest < math.inf or room <= 0:
         return _written_parcel(fixed, items, {}, 0 * largest, {})[0]  # not a number if one of them is not
-    parts = {n: strongest_components(n, item.x, item.how.rank, ctx) for n, item in items.items() if item.how}
     pieces = {name: piece(_sent_as_matrix(item), parts.get(name)) for name, item in items.items()}
 
     def choose(step: float, held: dict[str, Choice] | None) -> tuple[dict[str, Choice], float]:

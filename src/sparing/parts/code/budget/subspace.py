@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sparing.core.operation import operation
 from sparing.core.threads import intra_op
 from sparing.parts.code.dead_zone import digits, rounded
 
@@ -51,12 +52,22 @@ def divided(x: Tensor, square: Tensor) -> Tensor:
 
 def spectrum(x: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvectors `[K, r, r]` and eigenvalues `[K, r]` of X^T X, strongest first; NaN for what is not finite."""
-    gram = (x.mT @ x).cpu()
-    vectors, values = torch.zeros_like(gram), torch.full_like(gram[:, 0], torch.nan)
+    vectors, values = eigen_pairs(x.mT @ x)
+    return vectors, torch.where(values <= TINY * values[:, :1], 0.0, values)
+
+
+@operation
+def eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Of symmetric matrices `[K, r, r]`, largest first; NaN for what is not finite."""
     with intra_op(1):
-        for k, one in enumerate(gram):
-            if bool(one.isfinite().all()):
-                value, vector = torch.linalg.eigh(one.clone())
-                vectors[k], values[k] = vector.flip(1), value.flip(0)
-    values = torch.where(values <= TINY * values[:, :1], 0.0, values)
-    return vectors.to(x.device), values.to(x.device)
+        found = [eigen_pair(one) for one in gram.cpu()]
+    vectors, values = (torch.stack(some).to(gram.device) for some in zip(*found, strict=True))
+    return vectors, values
+
+
+def eigen_pair(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one matrix on the host."""
+    if not bool(gram.isfinite().all()):
+        return torch.zeros_like(gram), torch.full_like(gram[0], torch.nan)
+    value, vector = torch.linalg.eigh(gram.clone())
+    return vector.flip(1), value.flip(0)

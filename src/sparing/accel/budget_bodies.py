@@ -1,0 +1,31 @@
+"""What a GPU leaves to its host in choosing what of an update travels: the clients' turns, side by side."""
+
+import os
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sparing.accel.host_workers import host_workers
+from sparing.core.parcel import Parcel
+from sparing.core.threads import intra_op, work_side_by_side
+from sparing.parts.code.budget import byte_budget, subspace
+
+
+def fast_eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """`subspace.eigen_pairs`."""
+    if not gram.is_cuda:
+        return subspace.eigen_pairs.plain(gram)
+    with intra_op(1):
+        found = list(host_workers().map(subspace.eigen_pair, gram.cpu()))
+    vectors, values = (torch.stack(some).to(gram.device) for some in zip(*found, strict=True))
+    return vectors, values
+
+
+def fast_for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:
+    """`byte_budget.for_each_client`; its threads wait for the host's workers, so they are others."""
+    if device.type == "cpu":
+        return byte_budget.for_each_client.plain(send, clients, device)
+    sent: list[Parcel] = []
+    work_side_by_side(range(clients), send, sent.append, os.cpu_count() or 1)
+    return sent
