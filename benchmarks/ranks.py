@@ -4,7 +4,8 @@
 
 One rank is the run of one process. The bytes that pass in a round stand beside the formula of docs/cluster.md; whatever
 else the machine sends to itself counts too. A row is the median of the rounds after the first. The ideal is the time of
-one rank, divided by the ranks.
+one rank, divided by the ranks. *apart* is the share of it that as many processes reach which know nothing of each
+other, each with its part of the clients: what the machine itself allows.
 
     python benchmarks/ranks.py kill [--times 20]
 
@@ -39,7 +40,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def rank_processes(world: int, command: list[str], threads: int, **other: Any) -> list[subprocess.Popen]:
+def rank_processes(
+    world: int, command: list[str], threads: int, together: bool = True, **other: Any
+) -> list[subprocess.Popen]:
     with socket.socket() as door:
         door.bind(("127.0.0.1", 0))
         port = door.getsockname()[1]
@@ -47,7 +50,8 @@ def rank_processes(world: int, command: list[str], threads: int, **other: Any) -
     for rank in range(world):
         place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
         named = {name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        env = os.environ | (named if world > 1 else {}) | {"OMP_NUM_THREADS": str(threads)}
+        own = named if together and world > 1 else {"PLACE": str(rank)}
+        env = os.environ | own | {"OMP_NUM_THREADS": str(threads)}
         found.append(subprocess.Popen([sys.executable, *command], env=env, **other))
     return found
 
@@ -81,7 +85,9 @@ def play(path: Path) -> None:
         plan={"threads": int(os.environ["OMP_NUM_THREADS"]), **args["plan"]},
         loggers=[lambda record: marks.append(time.perf_counter())],
     )  # fmt: skip
-    rank = int(os.environ.get("RANK", 0))
+    rank = int(os.environ.get("RANK", os.environ.get("PLACE", 0)))
+    if rank == 0:
+        torch.save(result.model, path.with_name("model.pt"))
     said = {
         "sha256": result.model_sha256,
         "size": sum(x.numel() for x in result.model.values()),
@@ -98,6 +104,7 @@ def measure(shape: str, world: int, args: argparse.Namespace) -> dict[str, Any]:
     return {
         "sha256": long[0]["sha256"],
         "size": long[0]["size"],
+        "model": long[0]["model"],
         "seconds": statistics.median(long[0]["seconds"]),
         "cpu": sum(b["cpu"] - a["cpu"] for a, b in zip(short, long, strict=True)) / rounds,
         "memory": max(one["memory"] for one in long),
@@ -105,16 +112,34 @@ def measure(shape: str, world: int, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _measure_run(shape: str, world: int, args: argparse.Namespace, rounds: int) -> list[dict[str, Any]]:
+def _measure_run(
+    shape: str, world: int, args: argparse.Namespace, rounds: int, together: bool = True
+) -> list[dict[str, Any]]:
+    import torch
+
+    clients = args.clients if together else args.clients // world
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "study.json")
-        asked = {"shape": shape, "rounds": rounds, "clients": args.clients, "device": args.device}
+        asked = {"shape": shape, "rounds": rounds, "clients": clients, "device": args.device}
         path.write_text(json.dumps(asked | {"plan": {"path": args.path, "chunk": args.chunk}}))
         before = loopback_bytes()
-        for process in rank_processes(world, [__file__, "as-rank", str(path)], args.threads):
+        for process in rank_processes(world, [__file__, "as-rank", str(path)], args.threads, together):
             process.wait()
         found = [json.loads(path.with_name(f"rank{rank}.json").read_text()) for rank in range(world)]
-    return [one | {"passed": loopback_bytes() - before} for one in found]
+        model = torch.load(path.with_name("model.pt"))
+    return [one | {"passed": loopback_bytes() - before, "model": model} for one in found]
+
+
+def seconds_apart(shape: str, world: int, args: argparse.Namespace) -> float:
+    """A round of the slowest of so many processes that share nothing but the machine."""
+    found = _measure_run(shape, world, args, args.rounds + 1, together=False)
+    return max(statistics.median(one["seconds"]) for one in found)
+
+
+def distance(a: dict[str, Any], b: dict[str, Any]) -> str:
+    """How far two models are apart, beside the largest weight."""
+    far = max(float((a[name].double() - b[name].double()).abs().max()) for name in a)
+    return "same" if far == 0 else f"{far / max(float(x.abs().max()) for x in a.values()):.0e} away"
 
 
 def loopback_bytes() -> int:
@@ -127,7 +152,7 @@ def show_speeds(args: argparse.Namespace) -> None:
     print(
         f"{args.clients} clients a round, {args.rounds} rounds after the first, {os.cpu_count()} cores, {args.device}"
     )
-    heads = ("s a round", "of ideal", "CPU s a round", "MB a rank", "MB passed", "16 P (r - 1)")
+    heads = ("s a round", "of ideal", "apart", "CPU s a round", "MB a rank", "MB passed", "16 P (r - 1)")
     print(f"{'':18}{'ranks':>6}" + "".join(f"{head:>15}" for head in heads) + "  model")
     for shape in args.shapes:
         base: dict[str, Any] = {}
@@ -135,9 +160,10 @@ def show_speeds(args: argparse.Namespace) -> None:
             found = measure(shape, world, args)
             base = base or found
             ideal = base["seconds"] / world * args.ranks[0]
-            same = "same" if found["sha256"] == base["sha256"] else "other"
+            same = distance(base["model"], found["model"])
+            apart = f"{ideal / seconds_apart(shape, world, args):.0%}" if args.apart and world > 1 else ""
             formula = 16e-6 * found["size"] * (world - 1)
-            cells = [f"{found['seconds']:.3f}", f"{ideal / found['seconds']:.0%}", f"{found['cpu']:.2f}"]
+            cells = [f"{found['seconds']:.3f}", f"{ideal / found['seconds']:.0%}", apart, f"{found['cpu']:.2f}"]
             cells += [f"{found['memory']:.0f}", f"{found['passed'] / 1e6:.1f}", f"{formula:.1f}"]
             print(f"{shape:18}{world:6}" + "".join(f"{cell:>15}" for cell in cells) + f"  {same}", flush=True)
 
@@ -197,6 +223,7 @@ def main() -> None:
     options.add_argument("--path", default="loop-fast", help="of local training")
     options.add_argument("--chunk", type=int, default=4)
     options.add_argument("--device", default="cpu")
+    options.add_argument("--apart", action="store_true", help="also what the machine itself allows")
     options.add_argument("--times", type=int, default=20)
     options.add_argument("--bank", default="file")
     args = options.parse_args()

@@ -34,6 +34,8 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "stein": ([{"stein": {"warmup": 1, "target": "uniform"}}, "topk"], {}),
     "median": ("median", {}),
     "krum with psfed": (["psfed", "krum"], {}),
+    "trimmed over masks of their own": ([{"psfed": {"per_client": True}}, "trimmed-mean"], {}),
+    "geometric median": ("geomed", {}),
     "scaffold": ("scaffold", {}),
     "ditto": (["ditto"], {"evaluate": {"every": 3, "clients": 7, "who": ["before", "after"]}}),
     "broadcast": ([{"topk": {"ratio": 0.2}}, "memory", {"broadcast": {"by": "ecsq"}}], {}),

@@ -6,6 +6,7 @@ accumulator only ever adds exactly. The server needs one accumulator per tensor,
 vote on different coordinates.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -140,7 +141,7 @@ class Collect:
             votes[name] = self.votes(name, ids.tolist(), values[name])
         weight = ctx.placed(weight)
         update, covered = self.reduce(values, votes, weight)
-        _refuse_misfits(values, update, covered)
+        refuse_misfits({name: x.shape[1:] for name, x in values.items()}, update, covered)
         return Blended(update, {**covered}, ids, weight, seen)
 
     def votes(self, name: str, ids: list[int], like: Tensor) -> Tensor:
@@ -150,10 +151,10 @@ class Collect:
         return torch.stack([(full if scope is None else scope).expand_as(like[0]) for scope in scopes])
 
 
-def _refuse_misfits(values: Tree, update: Tree, covered: Tree) -> None:
-    """Refuse what a `collect` gives where it does not fit what it was given."""
-    for name, x in values.items():
-        shape = (1, *x.shape[1:])
+def refuse_misfits(shapes: Mapping[str, tuple[int, ...]], update: Tree, covered: Tree) -> None:
+    """Refuse what a `collect` gives where it does not fit tensors of these shapes, which it was given."""
+    for name, own in shapes.items():
+        shape = (1, *own)
         for what, given, dtype in (("update", update, torch.float64), ("covered", covered, torch.bool)):
             found = given.get(name)
             if found is None or found.shape != shape or found.dtype != dtype:

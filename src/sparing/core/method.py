@@ -15,7 +15,7 @@ from sparing.core.context import Ctx
 from sparing.core.gaussian import Words, fresh_words
 from sparing.core.optimiser import Optimiser
 from sparing.core.parcel import Cuts, Parcel, Schema
-from sparing.core.tree import Layout, Masks, Tree
+from sparing.core.tree import Layout, Masks, Models, Tree
 
 Report = Mapping[str, float | Tensor]
 """Metrics of a round, by name: numbers, or tensors of one number each, read once the round is over."""
@@ -251,7 +251,7 @@ evenly = Weigh(
 """Every client counts the same."""
 
 
-Collector = Callable[[Tree, Tree, Tensor], tuple[Tree, Tree]]
+Collector = Callable[[Models, Models, Tensor], tuple[Tree, Tree]]
 """(values, votes, weight) -> (update, where there is one); see `Blend`."""
 
 

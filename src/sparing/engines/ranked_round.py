@@ -17,7 +17,8 @@ from sparing.engines.divergence import Divergence
 from sparing.engines.engine import Marks, Tally
 from sparing.engines.masked_round import MaskedRound
 from sparing.ranks.group import Ranks
-from sparing.ranks.rank_sums import CollectOfRanks, add_up_fold
+from sparing.ranks.rank_collect import CollectOfRanks
+from sparing.ranks.rank_sums import add_up_fold
 from sparing.ranks.shards import RankRows, dealt_by_load, lying_here
 from sparing.train.evaluate import Score, Scores, Spread
 

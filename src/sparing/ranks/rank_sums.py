@@ -1,25 +1,20 @@
 """What a round's clients came to on every rank, made the whole round's on each of them.
 
-Sums of the fold lie on one grid, so adding them over ranks is exact. Blends that need everyone at once are worked out
-by the first rank, to which updates are brought one tensor at a time.
+Sums of the fold lie on one grid, so adding them over ranks is exact.
 """
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sparing.core.context import Ctx
-from sparing.core.fold import Collect, Fold
-from sparing.core.method import Blended, Method
+from sparing.core.fold import Fold
+from sparing.core.method import Method
 from sparing.core.roster import Roster
 from sparing.core.tree import Tree, prefixed, under
 from sparing.core.votes import Votes
 from sparing.ranks.group import Ranks
-
-_UPDATE, _SCOPE = "update", "scope"
 
 
 def add_up_fold(ranks: Ranks, fold: Fold, method: Method) -> Fold:
@@ -89,42 +84,3 @@ def join_rosters(ranks: Ranks, roster: Roster, method: Method) -> None:
             empty = torch.zeros(len(part["ids"]), *shape, dtype=getattr(torch, dtype), device=ranks.device)
             seen[name] = own[name] if rank == ranks.rank else empty
         roster.parts.append((part["share"] if on_host else part["share"].to(ranks.device), seen))
-
-
-class CollectOfRanks:
-    """Updates of all ranks' arrivals, at the first rank, which works out the blend for all."""
-
-    def __init__(self, ranks: Ranks, collect: Collect, method: Method):
-        self.ranks, self.collect, self.roster = ranks, collect, collect.roster
-        ranks.bring_to_first(_updates_as_tree(collect), _taken_into(collect))
-        join_rosters(ranks, collect.roster, method)
-
-    def mean(self, ctx: Ctx) -> Blended:
-        """As `Collect.mean`, on every rank."""
-        said: Tree = {}
-        if self.ranks.is_first:
-            found = self.collect.mean(ctx)
-            covered = {name: x for name, x in found.covered.items() if x is not None}
-            said = prefixed(_UPDATE, found.update) | prefixed(_SCOPE, covered)
-        said = {name: x.to(self.ranks.device) for name, x in self.ranks.said_by_first(said).items()}
-        ids, weight, seen = self.roster.in_order(ctx)
-        return Blended(under(_UPDATE, said), dict(under(_SCOPE, said)), ids, ctx.placed(weight), seen)
-
-
-def _updates_as_tree(collect: Collect) -> Tree:
-    updates = {f"{who}/{_UPDATE}/{name}": x for who, tree in collect.update.items() for name, x in tree.items()}
-    masks = {f"{who}/{_SCOPE}/{name}": m for who, tree in collect.scope.items() for name, m in tree.items()}
-    return updates | {name: m for name, m in masks.items() if m is not None}
-
-
-def _taken_into(collect: Collect) -> Callable[[int, str, Tensor], None]:
-    def take(rank: int, name: str, x: Tensor) -> None:
-        if rank == 0:
-            return
-        who, what, leaf = name.split("/", 2)
-        place = next(iter(collect.update.values()), {}).get(leaf, x).device
-        held = collect.update if what == _UPDATE else collect.scope
-        held.setdefault(int(who), {})[leaf] = x.to(place)
-        collect.scope.setdefault(int(who), {})
-
-    return take

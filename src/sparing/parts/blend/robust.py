@@ -14,10 +14,10 @@ from torch import Tensor
 from sparing.core.errors import ConfigError, check_range
 from sparing.core.method import Collector
 from sparing.core.reduce import total
-from sparing.core.tree import Tree, flat
+from sparing.core.tree import Models, Tree, flat
 
 
-def coordinate_median(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
+def coordinate_median(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
     """Of every coordinate, over those who voted on it; the mean of the middle two where they are even."""
     update, covered = {}, {}
     for name in values:
@@ -33,7 +33,7 @@ def trimmed_mean_rule(share: float) -> Collector:
     """Of every coordinate, without floor(share c) of its c voters at each end."""
     check_share("trimmed-mean.share", share)
 
-    def rule(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
+    def rule(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
         update, covered = {}, {}
         cuts = torch.tensor([_floor_share(share, c) for c in range(len(weight) + 1)], device=weight.device)
         for name in values:
@@ -58,7 +58,7 @@ def krum_rule(share: float, m: int | Literal["most"]) -> Collector:
     if m != "most" and m < 1:
         raise ConfigError(f'krum.m is {m}; it must be 1 or more, or "most" for n - f - 2')
 
-    def rule(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
+    def rule(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
         n = len(weight)
         f = min(_floor_share(share, n), max((n - 3) // 2, 0))
         near = max(n - f - 2, 1)
@@ -75,7 +75,7 @@ def geometric_median_rule(nu: float, steps: int) -> Collector:
     check_range("geomed.nu", nu, 0, float("inf"), open_low=True)
     check_range("geomed.steps", steps, 1, float("inf"))
 
-    def rule(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
+    def rule(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
         centre, covered = _weighted_mean_of_voters(values, votes, weight)
         voted = torch.zeros_like(weight)
         for name in _float_names(values):
@@ -98,7 +98,7 @@ def _ordered_values(x: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
     return ranked, votes.sum(dim=0, keepdim=True)
 
 
-def _weighted_mean_of_voters(values: Tree, votes: Tree, weight: Tensor) -> tuple[Tree, Tree]:
+def _weighted_mean_of_voters(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
     """The weighted mean over the voters of every coordinate, added up in id order."""
     update, covered = {}, {}
     for name, x in values.items():
@@ -112,7 +112,7 @@ def _weighted_mean_of_voters(values: Tree, votes: Tree, weight: Tensor) -> tuple
     return update, covered
 
 
-def _distances_apart(values: Tree, votes: Tree, weight: Tensor) -> Tensor:
+def _distances_apart(values: Models, votes: Models, weight: Tensor) -> Tensor:
     """Squared distances between clients, `[n, n]`; infinite to themselves and where they have nothing in common."""
     n = len(weight)
     square, common = weight.new_zeros(n, n), weight.new_zeros(n, n)
@@ -130,12 +130,12 @@ def _scaled_distances(square: Tensor, count: Tensor, places: int) -> Tensor:
     return torch.where(count > 0, square * (places / count.clamp(min=1).double()), torch.inf)
 
 
-def _voted_places(values: Tree, votes: Tree) -> int:
+def _voted_places(values: Models, votes: Models) -> int:
     """Coordinates that somebody voted on."""
     return sum(int(votes[name].any(dim=0).sum()) for name in _float_names(values))
 
 
-def _float_names(values: Tree) -> list[str]:
+def _float_names(values: Models) -> list[str]:
     return [name for name in sorted(values) if values[name].is_floating_point()]
 
 
