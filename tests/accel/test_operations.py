@@ -31,7 +31,7 @@ from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
 from sparing.storage import bank
 from sparing.train import call, optim
-from sparing.wire import count, index, levels, rans, schema_of, tight_index, to_bytes
+from sparing.wire import count, index, levels, rans, schema_of, tight_index, tight_values, to_bytes
 from sparing.wire.count import Mask
 from support import changed, make_ctx, plain_bodies, small_layout, update_parcel
 
@@ -295,6 +295,7 @@ ELSEWHERE = {
     parcel_sizes.join_sizes,  # takes a whole job: tests/accel/test_joined_sizes.py
     *(rans.plan_rans, rans.in_one_state, rans.read_one_state, rans.in_lanes, rans.read_lanes),  # test_compiled.py
     *(index.quotient_sum, levels.class_counts, levels.class_numbers, tight_index.gaps_of),  # there too
+    *(levels.class_of_kept, levels.rows_and_columns, tight_values.sums_of, tight_values.nonzero_codes),
     rate_distortion.judged,
 }
 NEAR = {

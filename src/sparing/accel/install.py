@@ -40,7 +40,7 @@ from sparing.storage import bank
 from sparing.train import call, optim
 from sparing.train.evaluate import Runner
 from sparing.train.paths import PATHS, TrainPath
-from sparing.wire import count, index, levels, rans, tight_index
+from sparing.wire import count, index, levels, rans, tight_index, tight_values
 
 SWITCH = "SPARING_PLAIN"
 
@@ -105,6 +105,10 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (versions.read_back, wire_bodies.fast_read_back),
     (index.quotient_sum, index_bodies.compiled_quotient_sum),
     (levels.class_counts, index_bodies.compiled_class_counts),
+    (levels.class_of_kept, index_bodies.compiled_class_of_kept),
+    (levels.rows_and_columns, index_bodies.compiled_rows_and_columns),
+    (tight_values.nonzero_codes, index_bodies.compiled_nonzero_codes),
+    (tight_values.sums_of, index_bodies.compiled_sums_of),
     (levels.class_numbers, index_bodies.compiled_class_numbers),
     (tight_index.gaps_of, index_bodies.compiled_gaps_of),
     (rans.plan_rans, rans_bodies.compiled_plan_rans),

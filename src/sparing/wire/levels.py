@@ -75,6 +75,7 @@ def class_of(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return both.reshape(-1)
 
 
+@operation
 def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
     """Of every kept position of bool `[u]`, by how many are kept in its row and in its column, in half octaves."""
     few = 8 * np.count_nonzero(bits) <= len(bits)  # else they take too much memory to be found only once
@@ -85,6 +86,13 @@ def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
         tally(by_column, column)
     rows, levels = half_octaves(by_row), half_octaves(by_column)
     return np.concatenate([rows[row] + levels[column] for row, column in found or kept_in(bits, columns)])
+
+
+@operation
+def rows_and_columns(places: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of positions in C order."""
+    row = places // columns
+    return row, places - row * columns
 
 
 def row_of(n: int, columns: int, kept: np.ndarray | None) -> np.ndarray:
@@ -109,8 +117,7 @@ def kept_in(bits: np.ndarray, columns: int, block: int = 1 << 18) -> Iterator[tu
     for at in rans._block_slices(len(bits), block):
         places = np.flatnonzero(bits[at])
         places += at.start
-        row = places // columns
-        yield row, places - row * columns
+        yield rows_and_columns(places, columns)
 
 
 def class_ends(g: LevelGrid, kind: int) -> np.ndarray:

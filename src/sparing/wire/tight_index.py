@@ -33,6 +33,7 @@ from sparing.wire.levels import (
     levels_way,
     octaves,
     read_levels,
+    rows_and_columns,
 )
 
 GAPS, CLASSES = 4, 5
@@ -197,8 +198,7 @@ def read_low(reader: Reader, symbols: np.ndarray) -> np.ndarray:
 
 def classes_way(places: np.ndarray, rows: int, columns: int, level: Callable | None = None) -> Way:
     """Levels by how many are kept, in octaves or halves of them: by what perfect codes would take."""
-    row = places // columns
-    column = places - row * columns
+    row, column = rows_and_columns(places, columns)
     counts = np.bincount(row, minlength=rows), np.bincount(column, minlength=columns)
     tried = [(how(counts[0]), how(counts[1])) for how in ((octaves, half_octaves) if level is None else (level,))]
     g = level_grid(*min(tried, key=lambda levels: _guessed_bytes(*levels, row, column)))

@@ -17,6 +17,7 @@ Entropy coding takes codes in zigzag order: 0, -1, 1, -2, ... as 0, 1, 2, 3, ...
 
 import numpy as np
 
+from sparing.core.operation import operation
 from sparing.wire import rans, tight_index
 from sparing.wire.index import Reader, pack, packed_size, unpack
 from sparing.wire.levels import class_of, class_of_kept, half_octaves, is_matrix, levels_way, read_levels, row_of
@@ -125,9 +126,16 @@ def read_packed(reader: Reader, n: int) -> np.ndarray:
 
 
 def _sparse_way(codes: np.ndarray, columns: int | None) -> Way:
-    alive = codes != 0
-    where, values = tight_index.tight_index_way(alive, columns), _tight_values_way(codes[alive], columns, alive)
+    alive, sent = nonzero_codes(codes)
+    where, values = tight_index.tight_index_way(alive, columns), _tight_values_way(sent, columns, alive)
     return 1 + where[0] + values[0], lambda: [bytes([SPARSE]), *where[1](), *values[1]()]
+
+
+@operation
+def nonzero_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which are not zero, and those."""
+    alive = codes != 0
+    return alive, codes[alive]
 
 
 def read_sparse(reader: Reader, n: int, columns: int | None) -> np.ndarray:
@@ -154,6 +162,7 @@ def row_sums_way(symbols: np.ndarray, columns: int) -> Way:
     return size + rest, written
 
 
+@operation
 def sums_of(symbols: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Sizes of the codes in every row and in every column, added up."""
     table = symbols.reshape(-1, columns)

@@ -80,3 +80,62 @@ def numbers_in_classes(
         out[at[kind]] = before[kind] + rank[column[i]]
         at[kind] += 1
     return out
+
+
+@compiled
+def split_places(places: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of positions in C order."""
+    row, column, here, begin = np.empty_like(places), np.empty_like(places), 0, 0
+    for i in range(len(places)):
+        if places[i] - begin >= columns:
+            here = places[i] // columns
+            begin = here * columns
+        row[i], column[i] = here, places[i] - begin
+    return row, column
+
+
+@compiled
+def kept_in_lines(bits: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """How many positions are kept in every row and in every column."""
+    by_row, by_column = np.zeros(len(bits) // columns, np.int64), np.zeros(columns, np.int64)
+    for row in range(len(by_row)):
+        begin = row * columns
+        for column in range(columns):
+            by_column[column] += bits[begin + column]
+            by_row[row] += bits[begin + column]
+    return by_row, by_column
+
+
+@compiled
+def kept_classes(bits: np.ndarray, rows: np.ndarray, columns: np.ndarray, kept: int) -> np.ndarray:
+    """Of every kept position, the level of its row plus that of its column; others are written over by the next."""
+    out, found, wide = np.empty(kept + 1, np.uint8), 0, len(columns)
+    for row in range(len(rows)):
+        for column in range(wide):
+            out[found] = rows[row] + columns[column]
+            found += bits[row * wide + column]
+    return out[:kept]
+
+
+@compiled
+def line_sums(symbols: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sizes of codes in zigzag order, added up in every row and in every column."""
+    by_row, by_column = np.zeros(len(symbols) // columns, np.int64), np.zeros(columns, np.int64)
+    for row in range(len(by_row)):
+        begin = row * columns
+        for column in range(columns):
+            size = (np.int64(symbols[begin + column]) + 1) >> 1
+            by_column[column] += size
+            by_row[row] += size
+    return by_row, by_column
+
+
+@compiled
+def without_zeros(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which codes are not zero, and those; a zero is written over by the next."""
+    alive, out, found = np.empty(len(codes), np.bool_), np.empty(len(codes) + 1, np.int8), 0
+    for i in range(len(codes)):
+        out[found] = codes[i]
+        alive[i] = codes[i] != 0
+        found += alive[i]
+    return alive, out[:found].copy()
