@@ -89,6 +89,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
     (dead_zone.codes_of, code_bodies.compiled_codes_of),
+    (dead_zone.rounded, code_bodies.compiled_rounded),
     (rate_distortion.judged, judge_bodies.compiled_judged),
     (byte_budget.for_each_client, budget_bodies.fast_for_each_client),
     (subspace.eigen_pairs, budget_bodies.fast_eigen_pairs),

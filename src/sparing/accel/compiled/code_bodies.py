@@ -1,4 +1,4 @@
-"""Rounding to codes in one pass: the body of `dead_zone.codes_of` on a CPU."""
+"""Rounding in one pass or two: bodies of `dead_zone` on a CPU."""
 
 import math
 
@@ -34,3 +34,33 @@ def round_rows(rows: np.ndarray, steps: np.ndarray, up: float, out: np.ndarray) 
             size = math.floor(abs(rows[k, i]) / step + up)
             code = np.int8(size) if size < TOP else np.int8(TOP)
             out[k, i] = -code if rows[k, i] < 0 else code
+
+
+def compiled_rounded(x: Tensor, bits: int) -> Tensor:
+    """`dead_zone.rounded`."""
+    if x.device.type != "cpu" or x.dtype != torch.float64 or x.numel() == 0:
+        return dead_zone.rounded.plain(x, bits)
+    if not x.is_contiguous() and x.mT.is_contiguous():
+        return compiled_rounded(x.mT, bits).mT
+    rows = x.detach().reshape(len(x), -1).contiguous().numpy()
+    out = np.empty_like(rows)
+    if not round_to_grid(rows, bits, out):
+        return dead_zone.rounded.plain(x, bits)
+    return torch.from_numpy(out).reshape(x.shape)
+
+
+@compiled
+def round_to_grid(rows: np.ndarray, bits: int, out: np.ndarray) -> bool:
+    """Whether all numbers are finite, and so were rounded. Halves go to even: what is added has no room for them."""
+    whole = 1.5 * 2.0**52
+    for k in range(len(rows)):
+        peak = 0.0
+        for i in range(rows.shape[1]):
+            size = abs(rows[k, i])
+            peak = peak if size <= peak else size
+        if not math.isfinite(peak):
+            return False
+        step = math.ldexp(1.0, (math.frexp(peak)[1] if peak > 0 else 1) - bits)
+        for i in range(rows.shape[1]):
+            out[k, i] = ((rows[k, i] / step + whole) - whole) * step
+    return True

@@ -44,6 +44,7 @@ def digits(terms: int) -> int:
     return (53 - (max(terms, 1) - 1).bit_length()) // 2
 
 
+@operation
 def rounded(x: Tensor, bits: int) -> Tensor:
     """`[K, ...]` float64 -> multiples of a power of two, of which no number of the row is more than 2^bits."""
     if x[0].numel() == 0:
