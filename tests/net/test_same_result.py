@@ -45,6 +45,7 @@ COMBINATIONS: list[Any] = [
     [{"norm-bound": {"bound": 0.5}}, "trimmed-mean", "int8"],
     ["fedrep", "psfed", "topk", "memory"],
     ["ditto", "topk", "int8", "memory"],
+    [{"lora": {"targets": ["head"], "ranks": [4, 1], "keep": "all"}}, "int8"],
 ]
 
 

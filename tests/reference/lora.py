@@ -1,5 +1,7 @@
 """Adapters in float64 NumPy, from the formulas alone: an upload is (B, A, scale, weight), weights summing to 1."""
 
+import numpy as np
+
 
 def product(b, a, scale):
     return scale * b @ a
@@ -21,3 +23,30 @@ def freeze_a(uploads, old, scale):
         if has:
             new[:, i] = sum(w * x for w, x in has) / sum(w for w, _ in has)
     return new
+
+
+def cut(matrix, rank):
+    """The best approximation of this rank."""
+    u, s, vt = np.linalg.svd(matrix, full_matrices=False)
+    return u[:, :rank] * s[:rank] @ vt[:rank]
+
+
+def svd(uploads, keep):
+    return cut(mean_product(uploads), keep)
+
+
+def increments(uploads, sent, old, keep):
+    """`sent`: the product that each of them was sent."""
+    return cut(old + sum(u[3] * (product(*u[:3]) - t) for u, t in zip(uploads, sent, strict=True)), keep)
+
+
+def partitioned(uploads, old, offered, keep):
+    """`old`: the server's B, A and scale."""
+    total, ends = 0, sorted(offered)
+    for low, high in zip([0, *ends[:-1]], ends, strict=True):
+        has = [(w, product(b[:, low:high], a[low:high], s)) for b, a, s, w in uploads if b.shape[1] >= high]
+        weight = sum(w for w, _ in has)
+        total = total + (
+            sum(w / weight * p for w, p in has) if has else product(old[0][:, low:high], old[1][low:high], old[2])
+        )
+    return cut(total, keep)

@@ -57,7 +57,7 @@ class Play:
         k = len(ctx.ids)
         after = {name: x.expand(k, *x.shape[1:]).clone() for name, x in lesson.start.items()}
         for row, who in enumerate(ctx.ids.tolist()):
-            self.sent[who] = {n: flat(x[row].double().numpy()) for n, x in after.items() if n in (A, B)}
+            self.sent[who] = {n: flat(x[row].double().numpy().copy()) for n, x in after.items() if n in (A, B)}
             for name, x in after.items():
                 move = self.moves(who, name, tuple(x.shape[1:]), self.round)
                 x[row] += torch.from_numpy(np.ascontiguousarray(move)).to(x)

@@ -2,9 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from reference import lora as reference
-from reference.lora_rounds import Play
+from reference.lora_rounds import A, B, Play, drawn_moves
+from sparing.parts.size.lora.adapted import keyed_rows
+from sparing.parts.size.lora.products import strongest_directions
 
 COHORTS = [[0, 1, 2, 3], [1, 2, 5], [4, 3], [2]]
 KERNELS = [None, (3, 2)]
@@ -39,3 +42,98 @@ def test_freeze_a_at_equal_ranks_is_the_mean_of_products():
     b, a = play.factors()
     found = reference.mean_product(play.arrivals([0, 2, 5], lambda rank: 16 / 3))
     assert np.allclose(reference.product(b, a, 16 / 3), found, atol=1e-8)
+
+
+OFFERED = [5, 2, 3]
+SCALES = {"shared": lambda r: 16 / 5, "rank": lambda r: 16 / r, "root": lambda r: 16 / r**0.5}
+GATHERED = ["svd", "partitioned", "increments"]
+
+
+def wanted(blend, play, ids, old, scale_of, keep):
+    """What the reference makes of this round, as a product."""
+    uploads = play.arrivals(ids, scale_of)
+    if blend == "svd":
+        return reference.svd(uploads, keep)
+    if blend == "partitioned":
+        return reference.partitioned(uploads, (*old, scale_of(5)), OFFERED, keep)
+    sent = [
+        reference.product(play.sent[i][B], play.sent[i][A], scale_of(play.sent[i][B].shape[1])) for i in sorted(ids)
+    ]
+    return reference.increments(uploads, sent, reference.product(*old, scale_of(5)), keep)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("keep", ["largest", 2, 6, "all"])
+@pytest.mark.parametrize("blend", GATHERED)
+def test_products_of_any_rank_are_blended(blend, keep, scale, kernel):
+    play, rank = (
+        Play(kernel, ranks=OFFERED, blend=blend, scale=scale, keep=keep),
+        {"largest": 5, "all": 7}.get(keep, keep),
+    )
+    for ids in COHORTS:
+        old = play.factors()
+        play.play(ids, chunk=2)
+        found = wanted(blend, play, ids, old, SCALES[scale], rank)
+        assert np.allclose(reference.product(*play.factors(), SCALES[scale](5)), found, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("blend", GATHERED)
+def test_clients_are_sent_the_best_of_their_rank(blend, scale):
+    play = Play(ranks=OFFERED, blend=blend, scale=scale, keep="all").play([0, 1, 2, 3])
+    whole = reference.product(*play.factors(), SCALES[scale](5))
+    play.play([3, 4, 5])
+    for i, rank in ((3, 5), (4, 2), (5, 3)):
+        b, a = play.sent[i][B], play.sent[i][A]
+        assert b.shape[1] == rank
+        assert np.allclose(reference.product(b, a, SCALES[scale](rank)), reference.cut(whole, rank), atol=1e-8)
+        assert np.allclose(np.linalg.norm(b, axis=0), np.linalg.norm(a, axis=1))
+
+
+def test_what_was_cut_is_the_root_of_the_squares_dropped():
+    play = Play(rank=2, blend="svd").play([0, 1, 2])
+    s = np.linalg.svd(reference.mean_product(play.arrivals([0, 1, 2], lambda rank: 8.0)), compute_uv=False)
+    assert play.report["truncation_error"] == pytest.approx(np.sqrt((s[2:] ** 2).sum() / (s**2).sum()))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("blend", GATHERED)
+def test_directions_that_are_none_get_a_row_drawn_anew(blend, kernel):
+    still = Play(kernel, ranks=OFFERED, blend=blend, scale="rank", moves=only_client(1))
+    shape, drawn = tuple(still.net.q.lora_a.weight.shape[1:]), []
+    for ids in ([1, 2], [1, 2], [3]):
+        still.play(ids)
+        b, a = still.factors()
+        rows = keyed_rows("q", 0, still.round, 5, shape).flatten(1).numpy()
+        assert not b[:, 2:].any()
+        assert np.array_equal(a[2:], rows[2:])
+        drawn.append(a[2:])
+    assert np.array_equal(still.sent[3][A][2:], drawn[1])
+    assert not np.array_equal(drawn[0], drawn[1])
+
+
+def only_client(one):
+    return lambda who, name, shape, t: drawn_moves(who, name, shape, 1) if who == one else np.zeros(shape)
+
+
+def test_sums_are_the_same_in_any_order_and_grouping():
+    model = None
+    for ids, chunk in (([0, 1, 2, 3, 4], 1), ([4, 2, 0, 3, 1], 8), ([3, 4, 0, 1, 2], 2)):
+        play = Play(ranks=OFFERED, blend="increments", keep="all").play(ids, chunk).play(ids, chunk)
+        assert model is None or all((x == model[name]).all() for name, x in play.server.model.items())
+        model = play.server.model
+
+
+@pytest.mark.parametrize(("m", "n", "ranks"), [(12, 9, [2, 3]), (9, 12, [4, 5, 3]), (5, 20, [1]), (6, 6, [0, 2])])
+def test_directions_are_those_of_the_sum(m, n, ranks):
+    g = torch.Generator().manual_seed(1)
+    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)  # noqa: E731
+    pairs = [(draw(m, r), draw(r, n)) for r in ranks]
+    whole, found = sum(b @ a for b, a in pairs), strongest_directions(pairs)
+    assert torch.allclose(found.u * found.s @ found.vt, whole, atol=1e-10)
+    assert np.allclose(
+        found.s[: sum(ranks)], np.linalg.svd(whole.numpy(), compute_uv=False)[: len(found.s)][: sum(ranks)]
+    )
+    largest = found.u.gather(0, found.u.abs().argmax(0, keepdim=True))
+    assert bool((largest > 0).all())

@@ -19,7 +19,7 @@ from sparing.core.tree import Tree, prefixed, under
 from sparing.core.votes import Votes
 from sparing.ranks.group import Ranks
 
-_UPDATE, _SCOPE = "update", "scope"
+_UPDATE, _SCOPE, _REPORT = "update", "scope", "report"
 
 
 def add_up_fold(ranks: Ranks, fold: Fold, method: Method) -> Fold:
@@ -105,10 +105,13 @@ class CollectOfRanks:
         if self.ranks.is_first:
             found = self.collect.mean(ctx)
             covered = {name: x for name, x in found.covered.items() if x is not None}
-            said = prefixed(_UPDATE, found.update) | prefixed(_SCOPE, covered)
+            report = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in found.report.items()}
+            said = prefixed(_UPDATE, found.update) | prefixed(_SCOPE, covered) | prefixed(_REPORT, report)
         said = {name: x.to(self.ranks.device) for name, x in self.ranks.said_by_first(said).items()}
         ids, weight, seen = self.roster.in_order(ctx)
-        return Blended(under(_UPDATE, said), dict(under(_SCOPE, said)), ids, ctx.placed(weight), seen)
+        update, report = under(_UPDATE, said), under(_REPORT, said)
+        masks = dict.fromkeys(update) | dict(under(_SCOPE, said))
+        return Blended(update, masks, ids, ctx.placed(weight), seen, report=report)
 
 
 def _updates_as_tree(collect: Collect) -> Tree:

@@ -20,21 +20,24 @@ def lora(
     alpha: float = 16.0,
     targets: Sequence[str] = ("q_proj", "v_proj"),
     ranks: Sequence[int] = (),
-    blend: Literal["average", "freeze-a"] = "average",
+    blend: Literal["average", "freeze-a", "svd", "partitioned", "increments"] | None = None,
     scale: Scale | None = None,
+    keep: blends.Keep = "largest",
     full: Sequence[str] = (),
 ) -> Recipe:
     """Freeze the network and train low-rank adapters beside some of its layers, each client at a rank it can afford.
 
     `ranks` is what is offered by capacity, in place of the one `rank`; `full` names layers that train whole beside the
-    adapters.
+    adapters. `blend` is by default `average` at equal ranks, and `increments` where they differ. `keep` is the rank of
+    what the server keeps of products, and so of the global model.
     """
     offered = ranks_of_options(rank, ranks, alpha, scale)
     how = blends.find_blend(blend, offered)
+    kept = blends.kept_rank(keep, how, offered)
 
     def remake(model: nn.Module, static: bool, seed: int) -> nn.Module:
         settings = adapted.AdapterSettings(offered.most, offered.scale_at(offered.most), how.trains_a, seed)
-        return adapted.adapted_model(model, targets, full, settings, None)
+        return adapted.adapted_model(model, targets, full, settings, kept)
 
     def apply(method: Method) -> Method:
         if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
@@ -42,7 +45,7 @@ def lora(
         if method.fit is not None or method.layout.bases:
             raise MethodError("lora cannot resize a model that another part resizes already; keep one of them")
         blends.refuse_unadapted(method, full)
-        method = how.apply(method, offered)
+        method = how.apply(method, offered, kept)
         return with_rule(method, blends.refuse_other_sizes(method))
 
     return Remade(apply, remake)

@@ -94,11 +94,11 @@ def keyed_rows(path: str, seed: int, round: int, rank: int, shape: Shape) -> Ten
 
 
 def adapted_model(
-    model: nn.Module, targets: Sequence[str], full: Sequence[str], settings: AdapterSettings, most: int | None
+    model: nn.Module, targets: Sequence[str], full: Sequence[str], settings: AdapterSettings, keep: int
 ) -> nn.Module:
     """A copy of the network, all of it frozen but adapters on the targets and the layers that train whole.
 
-    Adapters have the settings' rank, or the rank `most` where that is more, as far as the layer has it.
+    Adapters have the settings' rank, or the rank `keep` where that is more, as far as the layer has it.
     """
     if bases_in(model) or any(isinstance(layer, Adapted) for layer in model.modules()):
         raise MethodError("lora finds a network that another recipe has remade already; keep one of them")
@@ -114,7 +114,7 @@ def adapted_model(
                 f"lora: rank {rank} is above that of {path!r}, which is {least}; lower lora.rank or lora.ranks, or "
                 "take it out of lora.targets"
             )
-        _replace_layer(model, path, Adapted(layer, settings._replace(rank=min(max(rank, most or 0), least)), path))
+        _replace_layer(model, path, Adapted(layer, settings._replace(rank=min(max(rank, keep), least)), path))
     return model
 
 

@@ -1,25 +1,33 @@
 """How adapters are blended, by name: what each makes of a method over a layout with adapters."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
-from sparing.core.errors import MethodError
+from sparing.core.compose import collected_by
+from sparing.core.errors import MethodError, check_range, unsummable
+from sparing.core.fold import mean_of_voters
 from sparing.core.method import Method
+from sparing.parts.size.lora import gathered
 from sparing.parts.size.lora.ranks import Ranks, adapter_layers, factor_side, leading_resize, ranks_fit
+
+Keep = int | Literal["largest", "all"]
+_EVERYTHING = 1 << 30  # a rank that no layer has
 
 
 class AdapterBlend(NamedTuple):
-    apply: Callable[[Method, Ranks], Method]
+    apply: Callable[[Method, Ranks, int], Method]  # (method, ranks, what the server keeps)
+    keeps: bool = False  # whether the server may keep another rank than its largest client's
     trains_a: bool = True
     ranks_may_differ: bool = True
 
 
-def average_factors(method: Method, ranks: Ranks) -> Method:
+def average_factors(method: Method, ranks: Ranks, keep: int) -> Method:
     """Both factors, each by itself: FedAvg as it is."""
     return method
 
 
-def average_b(method: Method, ranks: Ranks) -> Method:
+def average_b(method: Method, ranks: Ranks, keep: int) -> Method:
     """B alone, A being frozen: column by column over those who have it."""
     if not ranks.differ:
         return method
@@ -27,13 +35,30 @@ def average_b(method: Method, ranks: Ranks) -> Method:
     return method._replace(fit=ranks_fit(method.layout, ranks, resize, within=True))
 
 
+def gather_products(mix: str, method: Method, ranks: Ranks, keep: int) -> Method:
+    """The products of everyone, by one of `MIXES`; layers that train whole are averaged as elsewhere."""
+    if method.summed is not None:
+        raise unsummable(f"lora.blend {mix!r} needs the factors of each client; {gathered.INSTEAD}")
+    resize = gathered.gathered_resize(method.layout, ranks, MIXES[mix](ranks), keep)
+    fit = ranks_fit(method.layout, ranks, resize, within=False)
+    return collected_by(method, f"lora.blend: {mix}", mean_of_voters)._replace(fit=fit)
+
+
+MIXES: dict[str, Callable[[Ranks], gathered.Mix]] = {
+    "svd": lambda ranks: gathered.sum_of_products,
+    "partitioned": lambda ranks: partial(gathered.sum_of_partitions, most=ranks.most),
+    "increments": lambda ranks: gathered.sum_of_increments,
+}
 BLENDS: dict[str, AdapterBlend] = {
     "average": AdapterBlend(average_factors, ranks_may_differ=False),
     "freeze-a": AdapterBlend(average_b, trains_a=False),
+    **{mix: AdapterBlend(partial(gather_products, mix), keeps=True) for mix in MIXES},
 }
 
 
-def find_blend(name: str, ranks: Ranks) -> AdapterBlend:
+def find_blend(name: str | None, ranks: Ranks) -> AdapterBlend:
+    """By default the one that suits these ranks."""
+    name = name or ("increments" if ranks.differ else "average")
     found = BLENDS[name]
     if ranks.differ and not found.ranks_may_differ:
         others = " or ".join(other for other, one in BLENDS.items() if one.ranks_may_differ)
@@ -42,6 +67,22 @@ def find_blend(name: str, ranks: Ranks) -> AdapterBlend:
             f"lora.blend to {others}, or offer one rank"
         )
     return found
+
+
+def kept_rank(keep: Keep, blend: AdapterBlend, ranks: Ranks) -> int:
+    """Of what the server keeps, as far as a layer has it."""
+    if keep == "largest":
+        return ranks.most
+    if not blend.keeps:
+        others = " or ".join(name for name, one in BLENDS.items() if one.keeps)
+        raise MethodError(
+            f"lora.keep is {keep!r}, but only where products are blended can the server keep another rank; drop it, or "
+            f"set lora.blend to {others}"
+        )
+    if keep == "all":
+        return _EVERYTHING
+    check_range("lora.keep", keep, 1, float("inf"))
+    return keep
 
 
 def refuse_unadapted(method: Method, full: Sequence[str]) -> None:
