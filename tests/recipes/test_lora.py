@@ -21,8 +21,8 @@ MLP = {"data": "digits", "clients": 8, "split": {"dirichlet": 0.3}, "model": "ml
 CNN = MLP | {"model": "cnn"}
 LAYERS = {"mlp": ["dense1", "head"], "cnn": ["conv1", "conv2", "head"]}
 GATHERED = ["svd", "partitioned", "increments"]
-EQUAL = ["average", "freeze-a", *GATHERED]
-UNEQUAL = ["freeze-a", *GATHERED]
+EQUAL = ["average", "freeze-a", "padded", *GATHERED]
+UNEQUAL = ["freeze-a", "padded", *GATHERED]
 
 
 def adapters(task=MLP, **options):
@@ -85,6 +85,11 @@ def test_masks_need_sums():
             play([adapters(blend=blend)], secure=True)
     with pytest.raises(MethodError, match="models of different sizes"):
         play([adapters(blend="freeze-a", ranks=[4, 1])], secure=True)
+
+
+@pytest.mark.parametrize("rest", ["psfed+topk+int8+memory", "fedadam", "personal", "ecsq+memory"])
+def test_over_padded_what_goes_on_in_coordinates_works(rest):
+    both_engines([adapters(blend="padded"), *rest.split("+")])
 
 
 @pytest.mark.accel
@@ -211,6 +216,10 @@ def test_numbers_out_of_range():
         ([adapters(CNN, blend="svd"), "ef21"], "another basis"),
         ([adapters(CNN, blend="svd"), {"norm-bound": {"bound": 1.0}}], "set lora.blend to average or freeze-a"),
         ([adapters(CNN, blend="svd"), "broadcast"], "set lora.blend to average or freeze-a"),
+        ([adapters(CNN, blend="padded"), "stein"], "weighs clients in every layer by itself, but 'stein'"),
+        ([adapters(CNN, blend="padded"), "fedsim"], "weighs clients in every layer by itself"),
+        ([adapters(CNN, blend="padded"), "median"], "collecting blend"),
+        ([adapters(CNN, blend="padded", ranks=[4, 1]), "topk", "memory"], "cannot keep"),
         ([adapters(CNN, blend="svd"), "median"], "arrivals are blended once"),
         ([adapters(CNN, blend="svd"), "dp"], "dp"),
     ],

@@ -50,3 +50,14 @@ def partitioned(uploads, old, offered, keep):
             sum(w / weight * p for w, p in has) if has else product(old[0][:, low:high], old[1][low:high], old[2])
         )
     return cut(total, keep)
+
+
+def padded(uploads, rank, scale):
+    """The server's B and A, in its scale, weighted by the norms of products."""
+    norms = np.array([np.linalg.norm(product(b, a, s)) for b, a, s, _ in uploads])
+    new_b, new_a = 0, 0
+    for (b, a, s, _), w in zip(uploads, norms / norms.sum(), strict=True):
+        more = rank - b.shape[1]
+        new_b = new_b + w * np.sqrt(s / scale) * np.pad(b, ((0, 0), (0, more)))
+        new_a = new_a + w * np.sqrt(s / scale) * np.pad(a, ((0, more), (0, 0)))
+    return new_b, new_a

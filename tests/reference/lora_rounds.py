@@ -46,6 +46,9 @@ class Play:
         self.net, self.moves, self.round, self.report = net, moves or drawn_moves, 0, {}
         self.sent: dict[int, dict] = {}
         self.uploads: dict[int, dict] = {}
+        self.travelled: list[set[str]] = []
+        self.learned: tuple[torch.Tensor, ...] = ()
+        self.scale = net.get_submodule("q").scale
 
     def factors(self):
         """The server's, as matrices; A is the frozen one where it never travels."""
@@ -62,16 +65,21 @@ class Play:
                 move = self.moves(who, name, tuple(x.shape[1:]), self.round)
                 x[row] += torch.from_numpy(np.ascontiguousarray(move)).to(x)
             self.uploads[who] = {n: flat(x[row].double().numpy().copy()) for n, x in after.items() if n in (A, B)}
-        return Trained(after, lesson.memory, {"loss": torch.zeros(k)})
+        return Trained(after, lesson.memory, no_loss(ctx))
 
-    def play(self, ids, chunk=8):
+    def play(self, ids, chunk=8, descend=None):
+        """`descend`: training in place of what clients add."""
         self.round += 1
         self.sent, self.uploads = {}, {}
+        training = (
+            self.train if descend is None else lambda lesson, ctx: Trained(descend(lesson, ctx), {}, no_loss(ctx))
+        )
         ctx = make_ctx(ids, [SAMPLES[i] for i in ids], t=self.round, clients=len(SAMPLES))
         fold = begin(self.method, self.server, ctx)
         for part in chunks_of_size(ctx, chunk, self.method.fit):
             down = outgoing(self.method, self.server, part)
-            up, _ = client(self.method, {}, down, self.train, part)
+            up, _ = client(self.method, {}, down, training, part)
+            self.travelled += [set(down.leaves), set(up.leaves)]
             incoming(self.method, self.server, fold, down, up, part)
         self.server, self.report = settle(self.method, self.server, fold, ctx)
         return self
@@ -86,6 +94,10 @@ class Play:
             a = frozen[: b.shape[1]] if a is None else a
             found.append((b, a, scale_of(b.shape[1]), SAMPLES[i] / total))
         return found
+
+
+def no_loss(ctx):
+    return {"loss": torch.zeros(len(ctx.ids))}
 
 
 def drawn_moves(who, name, shape, t):

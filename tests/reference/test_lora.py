@@ -137,3 +137,103 @@ def test_directions_are_those_of_the_sum(m, n, ranks):
     )
     largest = found.u.gather(0, found.u.abs().argmax(0, keepdim=True))
     assert bool((largest > 0).all())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_padded_factors_count_by_the_norms_of_products(scale, kernel):
+    play = Play(kernel, ranks=OFFERED, blend="padded", scale=scale)
+    for ids in COHORTS:
+        old = play.factors()
+        play.play(ids, chunk=2)
+        for i in ids:
+            rank = OFFERED[i % 3]
+            root = np.sqrt(SCALES[scale](5) / SCALES[scale](rank))
+            assert np.allclose(play.sent[i][B], old[0][:, :rank] * root)
+            assert np.allclose(play.sent[i][A], old[1][:rank] * root)
+        found = reference.padded(play.arrivals(ids, SCALES[scale]), 5, SCALES[scale](5))
+        assert np.allclose(play.factors()[0], found[0], rtol=0, atol=1e-7)
+        assert np.allclose(play.factors()[1], found[1], rtol=0, atol=1e-7)
+
+
+def test_padded_where_nothing_was_learned_stays():
+    play = Play(rank=3, blend="padded", moves=lambda who, name, shape, t: np.zeros(shape))
+    before = play.factors()
+    play.play([0, 1])
+    assert all(np.array_equal(x, y) for x, y in zip(play.factors(), before, strict=True))
+
+
+BLENDS = ["average", "padded", *GATHERED]
+
+
+@pytest.mark.parametrize(("options", "who"), [({"rank": 3}, 4), ({"ranks": OFFERED}, 0), ({"ranks": OFFERED}, 1)])
+@pytest.mark.parametrize("blend", BLENDS)
+def test_one_client_alone_is_plain_training(blend, options, who):
+    if blend == "average" and "ranks" in options:
+        return
+    play = Play(**options, blend=blend).play([who])
+    ((b, a, s, _),) = play.arrivals([who], lambda rank: play.scale)
+    assert np.allclose(reference.product(*play.factors(), play.scale), reference.product(b, a, s), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("still", ["", A], ids=["both factors", "the common A"])
+def test_identical_uploads_at_equal_ranks_are_blended_alike(still):
+    def alike(who, name, shape, t):
+        return np.zeros(shape) if name == still else drawn_moves(0, name, shape, t)
+
+    found = []
+    for blend in [*BLENDS, *["freeze-a"] * (still == A)]:
+        play = Play(rank=3, blend=blend, moves=alike).play([0, 1, 3])
+        found.append(reference.product(*play.factors(), play.scale))
+    assert all(np.allclose(one, found[0], rtol=0, atol=1e-6) for one in found)
+
+
+def test_increments_at_equal_ranks_are_svd():
+    plays = [Play(rank=3, blend=blend) for blend in ("increments", "svd")]
+    for ids in COHORTS:
+        first, second = (reference.product(*play.play(ids).factors(), play.scale) for play in plays)
+        assert np.allclose(first, second, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("blend", ["increments", "svd", "partitioned", "freeze-a", "padded"])
+def test_no_training_under_increments_changes_nothing(blend):
+    play = Play(ranks=OFFERED, blend=blend, keep="all" if blend in GATHERED else "largest").play([0, 1, 2, 3])
+    before = reference.product(*play.factors(), play.scale)
+    play.moves = lambda who, name, shape, t: np.zeros(shape)
+    for ids in ([1, 2], [1], [0, 4]):
+        play.play(ids)
+    same = np.allclose(reference.product(*play.factors(), play.scale), before, rtol=0, atol=1e-9)
+    assert same is (blend in ("increments", "freeze-a")), "what truncation cut away has a vote in the others"
+
+
+@pytest.mark.parametrize("blend", GATHERED)
+def test_a_client_trains_all_columns_though_the_server_has_fewer(blend):
+    play = Play(ranks=OFFERED, blend=blend).play([1])
+    assert np.linalg.matrix_rank(play.factors()[0]) == 2
+    g = np.random.default_rng(0)
+    x, y = (torch.from_numpy(g.standard_normal((20, n))) for n in (9, 7))
+
+    def descend(lesson, ctx):
+        b, a = (lesson.start[name][0].clone().requires_grad_() for name in (B, A))
+        for _ in range(2):
+            with torch.enable_grad():
+                loss = (x @ a.mT @ b.mT * play.scale - y).square().mean()
+                grads = torch.autograd.grad(loss, (b, a))
+            with torch.no_grad():
+                b -= 0.1 * grads[0]
+                a -= 0.1 * grads[1]
+        play.learned = (b - lesson.start[B][0]).detach(), (a - lesson.start[A][0]).detach()
+        return lesson.start | {B: b.detach()[None], A: a.detach()[None]}
+
+    play.play([0], descend=descend)
+    assert bool((play.learned[0].abs().amax(0) > 1e-6).all())
+    assert bool((play.learned[1].abs().amax(1) > 1e-6).all())
+    assert np.linalg.matrix_rank(play.factors()[0]) == 5
+
+
+@pytest.mark.parametrize("blend", [*BLENDS, "freeze-a"])
+def test_nothing_of_the_base_is_in_any_parcel(blend):
+    play = Play(rank=2, blend=blend)
+    play.play([0, 1])
+    up = {B} if blend == "freeze-a" else {A, B}
+    assert play.travelled == [up, up]

@@ -20,7 +20,7 @@ def lora(
     alpha: float = 16.0,
     targets: Sequence[str] = ("q_proj", "v_proj"),
     ranks: Sequence[int] = (),
-    blend: Literal["average", "freeze-a", "svd", "partitioned", "increments"] | None = None,
+    blend: Literal["average", "freeze-a", "padded", "svd", "partitioned", "increments"] | None = None,
     scale: Scale | None = None,
     keep: blends.Keep = "largest",
     full: Sequence[str] = (),

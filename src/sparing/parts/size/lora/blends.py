@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
-from sparing.core.compose import collected_by
+from sparing.core.compose import collected_by, with_rule
 from sparing.core.errors import MethodError, check_range, unsummable
 from sparing.core.fold import mean_of_voters
 from sparing.core.method import Method
-from sparing.parts.size.lora import gathered
+from sparing.parts.size.lora import gathered, padded
 from sparing.parts.size.lora.ranks import Ranks, adapter_layers, factor_side, leading_resize, ranks_fit
 
 Keep = int | Literal["largest", "all"]
@@ -35,6 +35,16 @@ def average_b(method: Method, ranks: Ranks, keep: int) -> Method:
     return method._replace(fit=ranks_fit(method.layout, ranks, resize, within=True))
 
 
+def average_padded(method: Method, ranks: Ranks, keep: int) -> Method:
+    """Both factors, with zeros in the columns that a client does not have, by the norms of products."""
+    steps = (padded.norm_weighted_step(method.layout), *method.blend.steps)
+    method = with_rule(method._replace(blend=method.blend._replace(steps=steps)), padded.refuse_whole_lookers)
+    if not ranks.differ:
+        return method
+    resize = leading_resize(ranks, both=True, votes_for_all=True)
+    return method._replace(fit=ranks_fit(method.layout, ranks, resize, within=True))
+
+
 def gather_products(mix: str, method: Method, ranks: Ranks, keep: int) -> Method:
     """The products of everyone, by one of `MIXES`; layers that train whole are averaged as elsewhere."""
     if method.summed is not None:
@@ -52,6 +62,7 @@ MIXES: dict[str, Callable[[Ranks], gathered.Mix]] = {
 BLENDS: dict[str, AdapterBlend] = {
     "average": AdapterBlend(average_factors, ranks_may_differ=False),
     "freeze-a": AdapterBlend(average_b, trains_a=False),
+    "padded": AdapterBlend(average_padded),
     **{mix: AdapterBlend(partial(gather_products, mix), keeps=True) for mix in MIXES},
 }
 
