@@ -243,3 +243,10 @@ def test_a_base_that_is_not_frozen_is_refused():
 def test_convolutions_in_groups_are_refused():
     with pytest.raises(MethodError, match="a convolution in groups"):
         composed([{"lora": {"targets": ["0"]}}], nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)))
+
+
+def test_a_network_that_peft_has_wrapped_trains_without():
+    layer = nn.Linear(4, 4)
+    layer.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2)})
+    with pytest.raises(MethodError, match="peft has wrapped already"):
+        composed([{"lora": {"targets": ["0"], "rank": 1}}], nn.Sequential(layer))

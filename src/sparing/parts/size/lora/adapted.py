@@ -102,6 +102,11 @@ def adapted_model(
     """
     if bases_in(model) or any(isinstance(layer, Adapted) for layer in model.modules()):
         raise MethodError("lora finds a network that another recipe has remade already; keep one of them")
+    if any(".lora_A." in name for name, _ in model.named_parameters()):
+        raise MethodError(
+            "lora finds a network that peft has wrapped already; give it the one within (`model.unload()`), or drop "
+            "lora from the list: peft's adapters train and are averaged as they are"
+        )
     model, paths = copy.deepcopy(model), target_paths(model, targets)
     whole = _named_parameters(model, full)
     for name, x in model.named_parameters():
