@@ -8,12 +8,14 @@ from torch import nn
 
 import sparing
 from sparing.core.compose import compose, remake_model
-from sparing.core.errors import ConfigError, MethodError
+from sparing.core.errors import CheckpointError, ConfigError, MethodError
 from sparing.core.tree import layout_of
 from sparing.models.small import cnn
 from sparing.parts.size.lora.adapted import Adapted, keyed_rows
+from sparing.runs.explanation import explain_method
 from sparing.runs.recipe_entries import recipes_from_entries
 from sparing.runs.study import method_list
+from support import Stop, stop_after
 
 QUICK = {"rounds": 2, "sample": 4, "seed": 5, "local": {"steps": 3, "batch": 16, "lr": 0.05, "momentum": 0.5}}
 STILL = {"steps": 1, "batch": 16, "lr": 1e-30}
@@ -250,3 +252,39 @@ def test_a_network_that_peft_has_wrapped_trains_without():
     layer.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2)})
     with pytest.raises(MethodError, match="peft has wrapped already"):
         composed([{"lora": {"targets": ["0"], "rank": 1}}], nn.Sequential(layer))
+
+
+def test_explain_says_what_trains_and_what_is_frozen():
+    found = explain_method([adapters(CNN, ranks=[4, 1])], "cnn", (1, 8, 8), 10)
+    plain = explain_method("fedavg", "cnn", (1, 8, 8), 10)
+    assert found.frozen == plain.parameters
+    assert plain.frozen == 0
+    assert [size.name for size in found.sizes] == ["rank 4", "rank 1"]
+    assert [size.up.sent for size in found.sizes] == [found.parameters, found.parameters // 4]
+
+
+def test_another_base_under_the_same_adapters_is_another_run(tmp_path):
+    def task(shift):
+        def build():
+            net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+            net[2].weight.data += shift
+            return net
+
+        samples = [(torch.ones(8, 3), torch.zeros(8).long())] * 4
+        return sparing.Task(build, train=samples, test=samples[0])
+
+    method = [{"lora": {"targets": ["0"], "rank": 2}}]
+    options = {"rounds": 2, "sample": 2, "local": {"steps": 1}}
+    with pytest.raises(Stop):
+        sparing.run(task(0.0), method, out=tmp_path / "a", loggers=[stop_after(1)], **options)
+    with pytest.raises(CheckpointError, match="the initial model changed"):
+        sparing.resume(tmp_path / "a", task=task(1e-6))
+    sparing.resume(tmp_path / "a", task=task(0.0))
+
+
+def test_broken_off_and_resumed_is_the_same_run(tmp_path):
+    method = [adapters(ranks=[4, 2], keep="all"), "int8"]
+    whole = play(method, rounds=3, checkpoint=1, out=tmp_path / "whole")
+    with pytest.raises(Stop):
+        play(method, rounds=3, checkpoint=1, out=tmp_path / "broken", loggers=[stop_after(2)])
+    assert sparing.resume(tmp_path / "broken").model_sha256 == whole.model_sha256
