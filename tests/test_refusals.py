@@ -58,7 +58,7 @@ def layout_for(names: tuple[str, ...]):
 
 def refusal(names: tuple[str, ...]) -> str:
     """The sentence in which these are refused; empty if they are not."""
-    remaking = tuple(name for name in names if name == "split-mix")
+    remaking = tuple(name for name in names if name in ("split-mix", "lora"))
     try:
         compose(layout_for(remaking), *map(recipe_of, names))
     except (SparingError, StopIteration) as error:

@@ -18,6 +18,7 @@ STUDY = {"task": MLP, "rounds": 3, "sample": 3, "evaluate": {"every": 3}, "local
 
 OPTIONS: dict[str, Any] = {
     "budget": {"budget": "900B"},
+    "lora": {"lora": {"targets": ["head"]}},
     "norm-bound": {"norm-bound": {"bound": 0.5}},
     "obfuscate": {"obfuscate": {"noise": 0.1}},
     "psfed": {"psfed": {"fraction": 0.3}},
@@ -44,6 +45,7 @@ COMBINATIONS: list[Any] = [
     [{"norm-bound": {"bound": 0.5}}, "trimmed-mean", "int8"],
     ["fedrep", "psfed", "topk", "memory"],
     ["ditto", "topk", "int8", "memory"],
+    [{"lora": {"targets": ["head"], "ranks": [4, 1], "keep": "all"}}, "int8"],
 ]
 
 

@@ -40,6 +40,7 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ditto": (["ditto"], {"evaluate": {"every": 3, "clients": 7, "who": ["before", "after"]}}),
     "broadcast": ([{"topk": {"ratio": 0.2}}, "memory", {"broadcast": {"by": "ecsq"}}], {}),
     "fedhm": ("fedhm", {"task": CNN}),
+    "adapters": ([{"lora": {"targets": ["conv2", "head"], "ranks": [4, 1], "keep": "all"}}, "topk"], {"task": CNN}),
     "fedscr": (["fedscr"], {"task": CNN, "record": ["updates", "similarity"]}),
     "noise of clients": ([{"dp": {"mode": "local", "noise": 0.1}}], {"secret": bytes(range(32)).hex()}),
     "noise of the server": ([{"dp": {"noise": 0.5}}], {"secret": bytes(range(32)).hex()}),

@@ -193,7 +193,7 @@ def test_every_stage_there_is_can_be_asked_which_notes_it_adds():
     layout = layout_of(DEEP)
     adding = set()
     needs = {"memory": ["topk", "memory"], "tight": ["topk", "tight"], "norm-bound": [{"norm-bound": {"bound": 1.0}}]}
-    needs |= {"split-mix": [{"split-mix": {"ratio": 0.5}}]}
+    needs |= {"split-mix": [{"split-mix": {"ratio": 0.5}}], "lora": [{"lora": {"targets": ["0"], "rank": 1}}]}
     needs |= {"obfuscate": [{"obfuscate": {"noise": 1.0, "rotate": True}}]}
     for recipe_name in known_recipes():
         made = recipes_from_entries(needs.get(recipe_name, [recipe_name]))

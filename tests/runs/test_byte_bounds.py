@@ -16,6 +16,7 @@ from sparing.wire.bound import most_bytes, most_values
 
 NEEDS = {
     "budget": [{"budget": "9kB"}],
+    "lora": [{"lora": {"targets": ["conv2", "head"]}}],
     "memory": ["topk", "memory"],
     "tight": ["int8", "tight"],
     "norm-bound": [{"norm-bound": {"bound": 1.0}}],

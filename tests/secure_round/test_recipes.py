@@ -11,6 +11,7 @@ from sparing.core.registry import known_recipes
 
 OPTIONS: dict[str, Any] = {
     "budget": {"budget": "900B"},
+    "lora": {"lora": {"targets": ["head"]}},
     "norm-bound": {"norm-bound": {"bound": 0.5}},
     "obfuscate": {"obfuscate": {"noise": 0.1}},
     "psfed": {"psfed": {"fraction": 0.3}},
@@ -20,8 +21,8 @@ CONVOLUTIONS = {"fedscr", "fedhm"}
 NOISE_OF_ITS_OWN = {"dp"}  # from clients with masks, from the server without
 FITS = {
     *("broadcast", "ditto", "dp", "fedadagrad", "fedadam", "fedavg", "fedavgm", "fedbabu", "fedper", "fedprox"),
-    *("fedrep", "fedsim", "fedyogi", "finetune", "lg-fedavg", "local", "memory", "personal", "pfedsim", "prune"),
-    *("psfed", "scaffold", "sr-fedavg", "stein"),
+    *("fedrep", "fedsim", "fedyogi", "finetune", "lg-fedavg", "local", "lora", "memory", "personal", "pfedsim"),
+    *("prune", "psfed", "scaffold", "sr-fedavg", "stein"),
 }
 """As docs/secure.md says."""
 

@@ -25,9 +25,8 @@ _POSITION_WORDS = {
 
 def print_explanation(e: Explanation, console: Console) -> None:
     shape = "x".join(map(str, e.shape))
-    console.print(
-        f"[bold]{e.method}[/] on {e.model} ({e.parameters:,} parameters; samples {shape}, {e.classes} classes)\n"
-    )
+    count = f"{e.parameters:,} parameters" + (f" train, {e.frozen:,} are frozen" if e.frozen else "")
+    console.print(f"[bold]{e.method}[/] on {e.model} ({count}; samples {shape}, {e.classes} classes)\n")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()

@@ -15,10 +15,10 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.errors import MethodError
 from sparing.core.grid import Grid, Limits
-from sparing.core.method import Arrival, Blended, Collector
+from sparing.core.method import Arrival, Blended, Collector, Gathering, Report
 from sparing.core.operation import operation
 from sparing.core.roster import Roster
-from sparing.core.tree import Masks, Tree, column, flat, take_rows
+from sparing.core.tree import Masks, Models, Tree, column, flat, take_rows
 from sparing.core.votes import Votes, divide_by_votes
 
 
@@ -108,10 +108,14 @@ def terms_on_grid(x: Tensor, share_K: Tensor, limit: Tensor) -> Tensor:
 class Collect:
     """For blends that need everyone at once (median, Krum): keeps the arrivals until the end, then in id order."""
 
-    def __init__(self, limits: Limits, total_weight: float, reduce: Collector):
+    def __init__(
+        self, limits: Limits, total_weight: float, reduce: Collector, gathering: Gathering | None = None,
+        model: Tree | None = None,
+    ):  # fmt: skip
+        """`gathering`: what clients have of these tensors is blended by it, and compared with `model`."""
         self.grid = Grid(limits, total_weight)
         self.roster = Roster()
-        self.reduce = reduce
+        self.reduce, self.gathering, self.model = reduce, gathering, model or {}
         self.update: dict[int, Tree] = {}
         self.scope: dict[int, dict[str, Tensor | None]] = {}
 
@@ -136,19 +140,47 @@ class Collect:
         """What `Blend.collect` makes of everyone's updates and votes. Uses the arrivals up."""
         ids, weight, seen = self.roster.in_order(ctx)
         values, votes = {}, {}
-        for name in list(self.update[int(ids[0])]):
+        for name in [name for name in self.update[int(ids[0])] if name not in self.gathered_names]:
             values[name] = torch.stack([self.update[i].pop(name) for i in ids.tolist()])
             votes[name] = self.votes(name, ids.tolist(), values[name])
         weight = ctx.placed(weight)
         update, covered = self.reduce(values, votes, weight)
         refuse_misfits({name: x.shape[1:] for name, x in values.items()}, update, covered)
-        return Blended(update, {**covered}, ids, weight, seen)
+        came = [{name: self.update[i].pop(name) for name in sorted(self.gathered_names)} for i in ids.tolist()]
+        gathered, report = self.gathered(came, weight, ctx)
+        masks = {**covered, **dict.fromkeys(gathered)}
+        return Blended({**update, **gathered}, masks, ids, weight, seen, report=report)
+
+    @property
+    def gathered_names(self) -> frozenset[str]:
+        return self.gathering.names if self.gathering else frozenset()
+
+    def gathered(self, came: list[Tree], weight: Tensor, ctx: Ctx) -> tuple[Tree, Report]:
+        """What the gathering makes of everyone's values, as differences from the model, and its report."""
+        if self.gathering is None:
+            return {}, {}
+        values, report = self.gathering.blend(self.model, came, weight, ctx)
+        return {name: x - self.model[name].double() for name, x in values.items()}, report
 
     def votes(self, name: str, ids: list[int], like: Tensor) -> Tensor:
         scopes, full = [self.scope[i].get(name) for i in ids], torch.ones((), dtype=torch.bool, device=like.device)
         if all(scope is None for scope in scopes):
             return full.expand_as(like)
         return torch.stack([(full if scope is None else scope).expand_as(like[0]) for scope in scopes])
+
+
+def mean_of_voters(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
+    """The weighted mean over the voters of every coordinate, added up in id order."""
+    update, covered = {}, {}
+    for name, x in values.items():
+        above = torch.zeros(1, *x.shape[1:], dtype=torch.float64, device=x.device)
+        below = torch.zeros_like(above)
+        for k in weight.nonzero()[:, 0].tolist():
+            above += torch.where(votes[name][k], x[k].double() * weight[k], 0.0)
+            below += votes[name][k] * weight[k]
+        covered[name] = below > 0
+        update[name] = above / torch.where(covered[name], below, 1.0)
+    return update, covered
 
 
 def refuse_misfits(shapes: Mapping[str, tuple[int, ...]], update: Tree, covered: Tree) -> None:

@@ -165,6 +165,7 @@ class Blended(NamedTuple):
     seen: dict[str, Tensor]  # what was watched, [n, ...] in id order
     uniform: Tree | None = None  # the unweighted mean, where a step asks for it
     apart: frozenset[str] = frozenset()  # tensors in which clients voted on different coordinates
+    report: Report = {}  # noqa: RUF012  of the blend itself
 
 
 class Rows(Protocol):
@@ -282,6 +283,18 @@ class Partition(NamedTuple):
     join: Callable[[Remembered, Tree, Blended], Blended]  # (the fit's state, model, mean parts) -> differences
 
 
+class Gathering(NamedTuple):
+    """Tensors blended from what every client made of its own, of whatever size, once all have come.
+
+    The server writes them in another basis each round, so nothing can go on in their coordinates.
+    """
+
+    names: frozenset[str]
+    blend: Callable[[Tree, list[Tree], Tensor, Ctx], tuple[Tree, Report]]  # (model, each client's values in id order,
+    # weights `[n]`, ctx) -> (new values, float64 `[1, *shape]`, report)
+    instead: str  # how to blend where coordinates must last
+
+
 class Resize(NamedTuple):
     """How the server makes a client's model out of its own, and its own out of the clients'."""
 
@@ -291,6 +304,7 @@ class Resize(NamedTuple):
     learn: Callable[[Remembered, Tree, Ctx], tuple[Remembered, Report]] = lambda state, model, ctx: (state, {})
     increments: bool = False  # a client counts by what it made of what it was sent, not by what the model is beside it
     partition: Partition | None = None  # in place of `grow`
+    gathering: Gathering | None = None  # in place of `grow`, under a blend that collects
 
 
 class Fit(NamedTuple):

@@ -113,7 +113,8 @@ def begin(method: Method, server: Server, ctx: Ctx) -> Fold | Collect:
     """An empty fold for this cohort; its grid depends on the model and the cohort's weights only."""
     total = method.blend.weigh.most(ctx)
     if method.blend.collect is not None:
-        return Collect(server.limits, total, method.blend.collect)
+        gathering = method.fit.resize.gathering if method.fit else None
+        return Collect(server.limits, total, method.blend.collect, gathering, server.model)
     uniform = any(step.uniform for step in method.blend.steps)
     return Fold(server.limits, total, ctx.cohort if uniform else 0)
 
@@ -315,14 +316,16 @@ def _as_update(
         if not method.up:
             unclear |= {name: None for name in masks if arrived.leaves[name].scope is masks[name]}  # zero elsewhere
         return against_model(model, base, values, unclear), masks
-    partition = fit.resize.partition
-    apart = partition.names if partition is not None else frozenset()
+    partition, gathering = fit.resize.partition, fit.resize.gathering
+    apart = frozenset[str]().union(*(part.names for part in (partition, gathering) if part is not None))
     same = {n for n, x in values.items() if n in model and x.shape[1:] == model[n].shape[1:] and n not in apart}
     masks = {name: votes[name].mask for name in values if name in same}
     update = against_model(model, base, {name: values[name] for name in masks}, masks)
     resized = {name: x + base[name] if name in base else x for name, x in values.items() if name not in same}
     if not resized:
         return update, masks
+    if gathering is not None:
+        return update | resized, masks | dict.fromkeys(resized)
     if partition is not None:
         full, covered = partition.cut(resized, fit.size(ctx), ctx)
         return update | full, masks | dict(covered)
@@ -344,7 +347,7 @@ def settle(
     blended = fold.mean(ctx)
     if method.fit is not None and method.fit.resize.partition is not None:
         blended = method.fit.resize.partition.join(server.fit, server.model, blended)
-    reports = [refused, _coverage(blended, method.layout)]
+    reports = [refused, _coverage(blended, method.layout), blended.report]
     reports += [meter.report(under(f"meter{i}", blended.seen)) for i, meter in enumerate(method.blend.meters)]
     blended, state, rows, said = _run_steps(method, server, blended, ctx)
     server, reports = mark_met(server, ctx), [*reports, *said]

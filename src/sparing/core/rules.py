@@ -22,6 +22,7 @@ def refuse_unsound(method: Method) -> None:
     if method.memory:
         refuse_unsound_memory(method.up)
     refuse_parts(method)
+    refuse_what_lasts(method)
     for rule in method.rules:
         rule(method)
     if method.broadcast is not None:
@@ -74,6 +75,19 @@ def refuse_parts(method: Method) -> None:
             )
 
 
+def refuse_what_lasts(method: Method) -> None:
+    """Tensors that are gathered have other coordinates each round, so nothing can go on in them."""
+    gathering = method.fit.resize.gathering if method.fit else None
+    if gathering is None:
+        return
+    why = f"the server writes {min(gathering.names)!r} in another basis each round"
+    if method.broadcast is not None:
+        raise MethodError(f"broadcast sends updates, but {why}, of which an update is no shorter; {gathering.instead}")
+    names = [step.name for step in method.blend.steps] + [method.blend.weigh.name] * method.blend.weigh.looks
+    for name in names:
+        raise MethodError(f"{name!r} works on updates, but {why}; {gathering.instead}")
+
+
 def refuse_broadcast(method: Method, stages: tuple[Codec, ...], memory: bool) -> None:
     """How the server may not write its update."""
     refuse_order(stages)
@@ -112,6 +126,9 @@ def refuse_kept_sizes(method: Method, sizes: list[tuple[Method, Codec]]) -> None
                     "what resizes the model or what trains layers apart"
                 )
         resized = {n for n, shape in smaller.layout.shapes.items() if method.layout.shapes.get(n) != shape}
+        gathering = method.fit.resize.gathering if method.fit else None
+        if gathering is not None:
+            resized |= {n for n in method.layout.shapes if {n, n.rpartition(".")[0]} & gathering.names}
         home = smaller.share.private if smaller.fit and smaller.fit.within else frozenset()
         memories = (*codec.init(smaller.layout), *smaller.local.init(smaller.layout))
         kept = set(smaller.share.own - home) | {name.rpartition("/")[2] for name in memories}

@@ -53,6 +53,11 @@ class Job(NamedTuple):
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
 
     @property
+    def first_tensors(self) -> Tree:
+        """The initial model with all that is frozen in it: what both ends of a network must have alike."""
+        return self.initial | self.rest.fixed
+
+    @property
     def training(self) -> TrainPath:
         return path_called(self.path)
 

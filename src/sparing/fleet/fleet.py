@@ -259,9 +259,9 @@ def read_trace(path: str | Path, clients: int) -> AvailabilityTrace:
 
 _LAST_ROUND = 2**53  # up to which a float tells whole numbers apart
 
-_MOST_DECLARED = {"rank": 1.0, "width": 1.0, "up": math.inf, "down": math.inf, "speed": math.inf}
+_MOST_DECLARED = {"rank": 1.0, "width": 1.0} | dict.fromkeys(("up", "down", "speed", "adapter"), math.inf)
 """What a device can declare, and the most it can be: rank and width are shares of the full model's; up and down are in
-Mbit/s, speed in samples a second."""
+Mbit/s, speed in samples a second, adapter is the rank of its adapters."""
 
 
 def can_declare(name: str, value: float) -> bool:

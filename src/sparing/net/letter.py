@@ -30,15 +30,15 @@ from typing import NamedTuple
 from sparing.core.errors import WireError
 
 MAGIC = b"SLTR"
-_VERSION = 1
-_HEAD = struct.Struct("<4sBBBx16s16s16sIIIIIIIQQ5dQ")
+_VERSION = 2
+_HEAD = struct.Struct("<4sBBBx16s16s16sIIIIIIIQQ6dQ")
 HEAD_BYTES = _HEAD.size
 MOST_TERMS = 1 << 20
 MOST_SENTENCE = 1000
 MOST_SAMPLES = 1 << 32
 """Of one client."""
 _MOST_SAMPLES_OF_ALL = 1 << 52
-CAPACITIES = ("rank", "width", "up", "down", "speed")
+CAPACITIES = ("rank", "width", "up", "down", "speed", "adapter")
 """What a device can declare, in the order of the head; NaN where it does not."""
 
 
@@ -92,7 +92,7 @@ def read_letter(data: bytes | memoryview, most: int) -> Letter:
         raise WireError(f"a letter of {len(view)} bytes, where the head alone has {HEAD_BYTES}; send it again")
     magic, version, kind, first, run, terms, model, *numbers = _HEAD.unpack(view[:HEAD_BYTES])
     *counts, samples, n = numbers[:9]
-    capacity, length = tuple(numbers[9:14]), numbers[14]
+    capacity, length = tuple(numbers[9:-1]), numbers[-1]
     if magic != MAGIC:
         raise WireError(f"not a letter: it begins with {magic.hex()}; this port is for sparing's own letters")
     if version != _VERSION:

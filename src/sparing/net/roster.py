@@ -1,9 +1,9 @@
 """Who takes part: for every client the key by which its carrier knows it, its samples, and what its device declares.
 
 The operator writes a CSV with a row for each client and the columns client and key; samples, and a column for each
-thing a device declares (rank, width, up, down, speed), may follow. Several clients may share a key: they are on one
-node. What a node says when it joins is checked against the roster and written down in the run folder; nothing that a
-letter says later changes it.
+thing a device declares (rank, width, up, down, speed, adapter), may follow. Several clients may share a key: they are
+on one node. What a node says when it joins is checked against the roster and written down in the run folder; nothing
+that a letter says later changes it.
 """
 
 import csv

@@ -67,7 +67,7 @@ def terms_of(study: Study, job: Job, shape: tuple[int, ...], classes: int, copie
         clients=len(job.task),
         shape=list(shape),
         classes=classes,
-        model=tree_sha256(job.initial),
+        model=tree_sha256(job.first_tensors),
         code={one.key: one.sha256 for one in code_of_study(study, copies) if one.key in ("task.model", "task.loss")},
         evaluate=study.network.evaluate,
     )
@@ -130,7 +130,7 @@ def node_job(terms: Terms, client: int, train: Pair, test: Pair | None, own: Own
         name="a node's own",
     )
     job, _ = settle_study(study, task, secret)
-    found = tree_sha256(job.initial)
+    found = tree_sha256(job.first_tensors)
     if found != terms.model:
         raise ConfigError(
             f"this node's initial model has SHA-256 {found[:12]}, the server's {terms.model[:12]}: use the same model, "

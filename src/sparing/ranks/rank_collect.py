@@ -17,7 +17,7 @@ from sparing.core.tree import Tree, prefixed, under
 from sparing.ranks.group import Ranks
 from sparing.ranks.rank_sums import join_rosters
 
-_UPDATE, _SCOPE = "update", "scope"
+_UPDATE, _SCOPE, _REPORT = "update", "scope", "report"
 
 
 class CollectOfRanks:
@@ -28,38 +28,67 @@ class CollectOfRanks:
     def mean(self, ctx: Ctx) -> Blended:
         """As `Collect.mean`, on every rank."""
         ids, weight, seen = self.roster.in_order(ctx)
-        shapes, masked = self.shapes_and_masks()
-        said: Tree = {}
+        weight, said = ctx.placed(weight), {}
+        known = self.shapes_and_masks()
+        came = self.gathered_values(ids.tolist())
         if self.ranks.is_first:
-            order = ids.tolist()
-            values = AskedTensors(shapes, lambda name: self.rows(_UPDATE, name, order))
-            votes = AskedTensors(
-                shapes,
-                lambda name: (
-                    self.rows(_SCOPE, name, order) if name in masked else self.everywhere(len(order), shapes[name])
-                ),
-            )
-            update, covered = self.collect.reduce(values, votes, ctx.placed(weight))
-            refuse_misfits(shapes, update, covered)
+            said = self.blended(*known, came, ids.tolist(), weight, ctx)
             self.ranks.agreed(None)
-            said = prefixed(_UPDATE, update) | prefixed(_SCOPE, covered)
         else:
             while (asked := self.ranks.agreed(None)) is not None:
                 self.ranks.bring_to_first(self.own_rows(*asked), lambda rank, who, x: None)
         self.collect.update, self.collect.scope = {}, {}
         said = {name: x.to(self.ranks.device) for name, x in self.ranks.said_by_first(said).items()}
-        return Blended(under(_UPDATE, said), dict(under(_SCOPE, said)), ids, ctx.placed(weight), seen)
+        update, report = under(_UPDATE, said), under(_REPORT, said)
+        masks = dict.fromkeys(update) | dict(under(_SCOPE, said))
+        return Blended(update, masks, ids, weight, seen, report=report)
+
+    def blended(
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        masked: set[str],
+        came: list[Tree],
+        order: list[int],
+        weight: Tensor,
+        ctx: Ctx,
+    ) -> Tree:
+        """What the first rank says to all: the update, where there is one, and a report."""
+
+        def ask_votes(name: str) -> Tensor:
+            return self.rows(_SCOPE, name, order) if name in masked else self.everywhere(len(order), shapes[name])
+
+        values = AskedTensors(shapes, lambda name: self.rows(_UPDATE, name, order))
+        update, covered = self.collect.reduce(values, AskedTensors(shapes, ask_votes), weight)
+        refuse_misfits(shapes, update, covered)
+        gathered, report = self.collect.gathered(came, weight, ctx)
+        numbers = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in report.items()}
+        return prefixed(_UPDATE, update | gathered) | prefixed(_SCOPE, covered) | prefixed(_REPORT, numbers)
 
     def shapes_and_masks(self) -> tuple[dict[str, tuple[int, ...]], set[str]]:
         """Every tensor's shape, and of which some client votes on a part only; as all ranks know it."""
         mine: dict[str, Any] = {}
         for who, tree in self.collect.update.items():
-            for name, x in tree.items():
+            for name in tree.keys() - self.collect.gathered_names:
                 masked = self.collect.scope[who].get(name) is not None
-                mine[name] = [list(x.shape), masked or (name in mine and mine[name][1])]
-        known = self.ranks.gather_json(mine)
+                mine[name] = [list(tree[name].shape), masked or (name in mine and mine[name][1])]
+        known = self.ranks.gather_json(dict(sorted(mine.items())))
         shapes = {name: tuple(shape) for one in known for name, (shape, _) in one.items()}
         return shapes, {name for one in known for name, (_, masked) in one.items() if masked}
+
+    def gathered_values(self, order: list[int]) -> list[Tree]:
+        """What every client made of the tensors that are gathered, at the first rank."""
+        names, held = sorted(self.collect.gathered_names), self.collect.update
+        if not names:
+            return []
+        found: dict[int, Tree] = {who: {} for who in order}
+
+        def take(rank: int, name: str, x: Tensor) -> None:
+            who, leaf = name.split("/", 1)
+            found[int(who)][leaf] = x.to(self.ranks.device)
+
+        mine = {f"{who}/{name}": tree[name] for who, tree in held.items() for name in names}
+        self.ranks.bring_to_first(mine, take)
+        return [found[who] for who in order]
 
     def rows(self, kind: str, name: str, order: list[int]) -> Tensor:
         """One tensor of everybody, `[n, *shape]`; the first rank asks, all others answer."""

@@ -77,6 +77,7 @@ class Explanation(NamedTuple):
     classes: int
     parts: list[dict[str, str]]  # name, about, paper
     parameters: int
+    frozen: int  # parameters beside these that neither train nor travel
     stages: list[str]  # of the uplink, in order
     memory: bool
     broadcast: list[str]  # stages of the server's update, in order
@@ -145,6 +146,7 @@ def explain_method(
         classes=classes,
         parts=[_recipe_part(name_and_options("method", entry)[0]) for entry in entries],
         parameters=layout.size,
+        frozen=sum(x.numel() for x in net.parameters() if not x.requires_grad),
         stages=[codec.name for codec in whole.up],
         memory=whole.memory,
         broadcast=[codec.name for codec in whole.broadcast.stages] if whole.broadcast else [],

@@ -49,7 +49,7 @@ def run_identity(study: Study, job: Job) -> RunIdentity:
     asked = [name for name in asked_for(task) if task.metrics != (LOSS,)]
     return {
         "study": study.fingerprint(),
-        "model": tree.tree_sha256(job.initial),
+        "model": tree.tree_sha256(job.first_tensors),
         "train": _digest_of_sets(task.train),
         "test": _digest_of_sets(task.test, task.test_all),
         "validation": _digest_of_sets(task.validation),

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError, check_range
+from sparing.core.fold import mean_of_voters
 from sparing.core.method import Collector
 from sparing.core.reduce import total
 from sparing.core.tree import Models, Tree, flat
@@ -65,7 +66,7 @@ def krum_rule(share: float, m: int | Literal["most"]) -> Collector:
         score = total(_distances_apart(values, votes, weight).sort(dim=1).values[:, :near])
         chosen = torch.zeros_like(weight)
         chosen[score.argsort(stable=True)[: near if m == "most" else m]] = 1.0
-        return _weighted_mean_of_voters(values, votes, chosen)
+        return mean_of_voters(values, votes, chosen)
 
     return rule
 
@@ -76,7 +77,7 @@ def geometric_median_rule(nu: float, steps: int) -> Collector:
     check_range("geomed.steps", steps, 1, float("inf"))
 
     def rule(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
-        centre, covered = _weighted_mean_of_voters(values, votes, weight)
+        centre, covered = mean_of_voters(values, votes, weight)
         voted = torch.zeros_like(weight)
         for name in _float_names(values):
             voted += flat(votes[name]).sum(dim=1)
@@ -86,7 +87,7 @@ def geometric_median_rule(nu: float, steps: int) -> Collector:
                 away = torch.where(votes[name], values[name].double() - centre[name], 0.0)
                 square += total(away.square())
             distance = _scaled_distances(square, voted, _voted_places(values, votes)).sqrt()
-            centre, _ = _weighted_mean_of_voters(values, votes, weight / distance.clamp(min=nu))
+            centre, _ = mean_of_voters(values, votes, weight / distance.clamp(min=nu))
         return centre, covered
 
     return rule
@@ -96,20 +97,6 @@ def _ordered_values(x: Tensor, votes: Tensor) -> tuple[Tensor, Tensor]:
     """Every coordinate's values in ascending order, voters first, and how many they are, `[1, *shape]`."""
     ranked = torch.where(votes, x.double(), torch.inf).sort(dim=0, stable=True).values
     return ranked, votes.sum(dim=0, keepdim=True)
-
-
-def _weighted_mean_of_voters(values: Models, votes: Models, weight: Tensor) -> tuple[Tree, Tree]:
-    """The weighted mean over the voters of every coordinate, added up in id order."""
-    update, covered = {}, {}
-    for name, x in values.items():
-        above = torch.zeros(1, *x.shape[1:], dtype=torch.float64, device=x.device)
-        below = torch.zeros_like(above)
-        for k in weight.nonzero()[:, 0].tolist():
-            above += torch.where(votes[name][k], x[k].double() * weight[k], 0.0)
-            below += votes[name][k] * weight[k]
-        covered[name] = below > 0
-        update[name] = above / torch.where(covered[name], below, 1.0)
-    return update, covered
 
 
 def _distances_apart(values: Models, votes: Models, weight: Tensor) -> Tensor:
