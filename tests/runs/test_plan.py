@@ -322,7 +322,7 @@ def test_a_broken_memory_is_ignored_and_rewritten(tmp_path, trials, text):
 def test_a_remembered_path_must_still_train_alike(monkeypatch, trials):
     trials.speeds[STACKED] = 300.0
     settle()
-    monkeypatch.setattr(planning, "path_agrees", lambda job, path: path != "stacked")
+    monkeypatch.setattr(planning, "path_agrees", lambda job, path, graph=False: path != "stacked")
     found = settle()
     assert (found.how, found.plan.path) == ("measured", "implicit")
 
