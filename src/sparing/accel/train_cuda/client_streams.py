@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparing.accel.grown import Grown
 from sparing.accel.train_cuda.compiled_step import ClientTensors, known_step
-from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read
+from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, unmoved
 from sparing.accel.train_stacked.schedule import StepTable
 from sparing.core.method import Phase
 from sparing.core.ops import place
@@ -24,8 +24,6 @@ from sparing.train.call import PathCall
 ALIGNED = 16
 """Numbers: a client's tensors begin at multiples of so many, as compiled code likes them."""
 STREAMS = range(4, 9)
-STEADY = True
-"""Whether cuDNN takes only what gives the same bits every time."""
 
 
 class ClientStreams:
@@ -56,15 +54,10 @@ class ClientStreams:
         self.losses = torch.zeros(k, ALIGNED, device=device)
         self.streams = [torch.cuda.Stream() for _ in range(stream_count(k))] if device.type == "cuda" else []
         self.load(state, table)
-        self.graph = self._record() if device.type == "cuda" else None
+        self.graph = self.sheet.record(self.take_step) if device.type == "cuda" else None
 
     def _kept_as(self, x: Tensor) -> torch.dtype:
         return self.half if x.is_floating_point() else x.dtype
-
-    def _record(self) -> torch.cuda.CUDAGraph:
-        tf32 = torch.backends.cudnn.allow_tf32
-        with torch.backends.cudnn.flags(benchmark=not STEADY, deterministic=STEADY, allow_tf32=tf32):
-            return self.sheet.record(self.take_step)
 
     def load(self, state: Tree, table: StepTable) -> None:
         k, order = table.order.shape[0], None if table.ordered else place(table.order, self.sheet.t.device)
@@ -112,9 +105,8 @@ class ClientStreams:
         peaks = [x.flatten(1).sum(1).double() for x in added.values()]
         work, k = self.step.work, table.order.shape[0]
         for name in self.others:
-            added[name] = _nothing(
-                k, state[name], name in work.params or not isinstance(work.state[name], nn.Parameter)
-            )
+            formed = name in work.params or not isinstance(work.state[name], nn.Parameter)
+            added[name] = unmoved(k, state[name], formed)
         start = {name: state[own] for name, own in work.alias.items()}
         after = Grown(start, {name: added[own] for name, own in work.alias.items()})
         none = torch.zeros(0, k, dtype=torch.float64, device=self.sheet.t.device)
@@ -160,12 +152,3 @@ def in_client_rows(x: Tensor) -> Tensor:
 def _copy_all(into: list[Tensor], given: list[Tensor]) -> None:
     if into:
         torch._foreach_copy_(into, given)  # pyright: ignore[reportPrivateImportUsage]
-
-
-def _nothing(k: int, start: Tensor, formed: bool) -> Tensor:
-    """Zeros `[k, *shape]`; those for tensors that nobody ever trains take no room."""
-    return (
-        torch.zeros(k, *start.shape[1:], dtype=start.dtype, device=start.device)
-        if formed
-        else start.new_zeros(()).expand(k, *start.shape[1:])
-    )

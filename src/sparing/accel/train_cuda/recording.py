@@ -15,9 +15,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from sparing.accel.grown import Grown
 from sparing.accel.keyed_classes import stacked_copy
 from sparing.accel.lazy_product import Product
-from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read
+from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, unmoved
 from sparing.accel.train_stacked.schedule import StepTable
-from sparing.accel.train_stacked.stacked import refuse_unstackable
+from sparing.accel.train_stacked.stacked import lent_apart, lent_names, refuse_unstackable
 from sparing.core.method import Phase
 from sparing.core.ops import place
 from sparing.core.tree import Tree, column
@@ -51,7 +51,7 @@ class Recording:
         self, lesson: PathCall, phase: Phase, table: StepTable, k: int, steps: int, padded: bool, state: Tree
     ) -> None:
         from sparing.accel.train_cuda.kernels.decay import MOST
-        from sparing.accel.train_cuda.kernels.layers import quicken, used_once
+        from sparing.accel.train_cuda.kernels.layers import kernel_weights, quicken, used_once
 
         data, device, precision = lesson.data, lesson.device, lesson.precision
         assert isinstance(data.x, Tensor)
@@ -83,8 +83,10 @@ class Recording:
         self.plain &= not right or (not padded and all(len(kept[name]) <= MOST for name in right))
         self.shapes = {name: kept[name].shape for name in names}
         self.moved = [*names, *skipped]
+        lent = lent_names(self.work, lesson.local.phases, state) - kernel_weights(self.work.module)
+        self.lent = lent & {name for name in kept if name not in names}
         self.others = {
-            name: torch.zeros(k, *x.shape, dtype=x.dtype, device=device)
+            name: torch.zeros(1 if name in lent else k, *x.shape, dtype=x.dtype, device=device)
             for name, x in kept.items()
             if name not in names
         }
@@ -158,7 +160,8 @@ class Recording:
         added = self.differences(self.added.clone())
         if k < self.k or not table.ordered:
             added = {name: x[back] for name, x in added.items()}
-        added |= {name: x[back] - state[name] for name, x in self.others.items()}
+        added |= {name: x[back] - state[name] for name, x in self.others.items() if name not in self.lent}
+        added |= {name: unmoved(k, state[name], name in self.work.params) for name in self.lent}
         peaks = self.peaks[:, back].clone()
         for (name, dense), peak_K in zip(self.dense.items(), peaks[len(self.shapes) :], strict=True):
             added[f"{name}.weight"] = Product(dense.moves[back, :visits], dense.inputs[back, :visits], peak_K)
@@ -267,11 +270,12 @@ class Recording:
         own = {name: w if w.shape[0] > 1 else w[0] for name, w in weights.items()}
         where = {name: 0 if w.shape[0] > 1 else None for name, w in weights.items()}
         pasts = {name: (d.inputs, d.moves) for name, d in self.dense.items()}
-        axes: Any = (0, 0, 0, where, 0, 0, 0, None if real is None else 0, 0)
+        others, lies = lent_apart(self.others, self.lent)
+        axes: Any = (0, 0, lies, where, 0, 0, 0, None if real is None else 0, 0)
         with torch.enable_grad():
             one: Any = grad_and_value(forward, argnums=(0, 1), has_aux=True)
             (grads, moves), (values, (saw, changed)) = vmap(one, in_dims=axes, randomness="error")(
-                params, probes, self.others, own, pasts, x, y, real, keys
+                params, probes, others, own, pasts, x, y, real, keys
             )
         work.step.begin(None)
         return grads, moves, values, saw, changed

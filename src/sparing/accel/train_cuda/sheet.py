@@ -98,6 +98,12 @@ def as_read(samples: Tensor, dtype: torch.dtype) -> Tensor:
     return samples.flatten(0, 1).to(dtype, memory_format=torch.channels_last).unflatten(0, (k, -1))
 
 
+def unmoved(k: int, start: Tensor, formed: bool) -> Tensor:
+    """What was added to a tensor of k clients that did not move; not formed, it takes no room."""
+    zero = torch.zeros((), dtype=start.dtype, device=start.device).expand(k, *start.shape[1:])
+    return zero.clone(memory_format=torch.contiguous_format) if formed else zero
+
+
 def _bring(into: Tensor, x: Tensor) -> None:
     """Copy to the device without waiting for it."""
     into.copy_(x if x.is_cuda or not into.is_cuda else x.pin_memory(), non_blocking=True)
