@@ -6,12 +6,14 @@ the loss and the update are fused. It takes a client's tensors as arguments, so 
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.func import grad_and_value
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparing.accel.keyed_classes import stacked_copy
@@ -71,8 +73,7 @@ class ClientStep:
             warnings.simplefilter("ignore")  # of the compiler's own parts
             copies = [x.clone() for x in given.line_up()]
             traced = make_fx(self.take)(*copies)
-            called = [getattr(node.target, "tags", ()) for node in traced.graph.nodes]
-            if any(torch.Tag.nondeterministic_seeded in tags for tags in called):
+            if any(map(_draws, traced.graph.nodes)):
                 raise Uncompilable("it draws random numbers")
             step = torch.compile(traced, fullgraph=True, dynamic=False, **COMPILER)
             with torch.no_grad():
@@ -120,6 +121,16 @@ class ClientStep:
             torch._foreach_copy_(params, still)  # pyright: ignore[reportPrivateImportUsage]
         if given.near:
             torch._foreach_copy_(given.near, params)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _draws(node: Node) -> bool:
+    """Whether an operation draws random numbers. Attention is marked so, and does not where nothing is dropped."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = cast(OpOverload, node.target)._schema.arguments
+    given = {one.name: one.default_value for one in arguments if one.has_default_value()}
+    given |= dict(zip([one.name for one in arguments], node.args, strict=False)) | node.kwargs
+    return given.get("dropout_p") != 0.0
 
 
 STEPS: "WeakKeyDictionary[nn.Module, dict[Any, ClientStep]]" = WeakKeyDictionary()
