@@ -3,9 +3,14 @@
 cnn         1,000 clients x 50 images 3x32x32, 10 a round on a CPU, 50 on a GPU; pfl's CIFAR-10 network
 mlp         784-200-200-10, 1,000 clients x 20 samples, 100 a round
 resnet18    with group norm, 100 clients; 2 a round x 20 images on a CPU, 10 x 50 on a GPU
+resnet18-50 the same in batches of 50 on a GPU, 20 clients a round x 250 images; so are the next two
+vit         6 layers of width 192 over 64 patches
+vit-lora    its layers frozen but for what two thin ones add
 
-One epoch in batches of 10. Every contestant waits in a process of its own and is told in turn to do some rounds, so
-that one works at a time and all meet the same neighbours. Before, each must reach the same model from the same start.
+One epoch in batches of 10, unless it says so. Every contestant waits in a process of its own and is told in turn to do
+some rounds, so that one works at a time and all meet the same neighbours. Before, each must reach the same model from
+the same start. On a GPU, one model alone, compiled and captured, that takes the steps of all clients of a round shows
+what the hardware gives.
 Those that are not installed, or cannot do a shape, are left out with a line that says so.
 
     python benchmarks/speed.py [--shapes mlp cnn] [--methods psfed fedhm] [--peers pfl plain] [--device cuda]
@@ -33,7 +38,7 @@ from peers.shapes import MODELS, Shape, shape_of
 from sparing.runs.environment import package_commit
 
 METHODS = ("psfed", "pfedsim", "fedscr", "fedhm", "sr-fedavg+topk")
-PEERS = {"pfl": "by_pfl", "flower": "by_flower", "plain": "plain"}
+PEERS = {"pfl": "by_pfl", "flower": "by_flower", "plain": "plain", "anchor": "compiled_one"}
 TOLERANCE = {"float32": 1e-4, "tf32": 1e-3, "bf16": 1e-2}
 """How far the mean of four clients after two steps may be from the plain loop's, by how we multiply."""
 
@@ -101,8 +106,9 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 def on_shape(shape: Shape, rounds: int, args: argparse.Namespace) -> dict[str, Any]:
     before, every = limit.machine(args.device), specs(shape, args)
-    far = apart({who: spec for who, spec in every.items() if who not in args.methods})
-    rows = contest({who: every[who] for who in every if who in far or who in args.methods}, rounds, args.repeats)
+    other = {*args.methods, table.ANCHOR}  # they come to a model of their own
+    far = apart({who: spec for who, spec in every.items() if who not in other})
+    rows = contest({who: every[who] for who in every if who in far or who in other}, rounds, args.repeats)
     if table.OURS not in rows:
         raise SystemExit(f"{shape.name}: there is nothing to compare with")
     able = limit.best(before, limit.machine(args.device))
@@ -124,7 +130,8 @@ def specs(shape: Shape, args: argparse.Namespace) -> dict[str, Spec]:
     def spec(by: str, **more: Any) -> Spec:
         return Spec(by, shape, args.device, args.seed, torch.get_num_threads(), **more)
 
-    peers = {name: spec(PEERS[name]) for name in args.peers if name != "flower" or args.device == "cpu"}
+    here = [name for name in args.peers if name != "flower" or args.device == "cpu"]
+    peers = {table.ANCHOR if name == "anchor" else name: spec(PEERS[name], plan=plan) for name in here}
     methods = {name: spec("ours", method=method(name, shape), plan=plan) for name in args.methods}
     ours = {table.OURS: spec("ours", method="fedavg", plan=plan)}
     if args.device == "cpu" and "precision" not in plan:

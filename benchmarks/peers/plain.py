@@ -10,7 +10,8 @@ def enter(spec: Spec, serve: Serve) -> None:
     shape = spec.shape
     x, y = (part.to(spec.device) for part in shape.data(spec.seed))
     model = shape.model().to(spec.device).train()
-    weights = list(model.parameters())
+    trained = {name: w for name, w in model.named_parameters() if w.requires_grad}
+    weights = list(trained.values())
     server = [w.detach().clone() for w in weights]
     total = [torch.zeros_like(w) for w in server]
     g = torch.Generator().manual_seed(spec.seed)
@@ -38,4 +39,4 @@ def enter(spec: Spec, serve: Serve) -> None:
                     torch._foreach_add_(total, weights, alpha=1 / shape.cohort)
             torch._foreach_copy_(server, total)
 
-    serve(rounds, lambda: dict(zip((name for name, _ in model.named_parameters()), server, strict=True)))
+    serve(rounds, lambda: dict(zip(trained, server, strict=True)))

@@ -17,50 +17,47 @@ def table(steps: int, k: int) -> SimpleNamespace:
     )
 
 
-def rooms(monkeypatch, cohorts: list[tuple[int, int]]) -> tuple[list, list]:
+def rooms(cohorts: list[tuple[int, int]]) -> tuple[list, list]:
     """The room, steps and clients, of every recording made for such chunks, and of the one that each was given."""
     made = []
 
     def record(lesson, phase, table, k, steps, padded, state):
         made.append((steps, k))
-        return SimpleNamespace(k=k, steps=steps, real=torch.ones(1) if padded else None)
+        return SimpleNamespace(k=k, steps=steps, padded=padded)
 
-    monkeypatch.setattr(captured, "Recording", record)
     start = {"w": torch.zeros(1, 2)}
     lesson = PathCall(nn.Linear(2, 2), len, None, Local(), start, None, {}, precision="bf16")
     used = []
     for steps, k in cohorts:
-        one = captured._recording(lesson, Phase(), table(steps, k), start)
+        one = captured.find_player(record, lesson, Phase(), table(steps, k), start)
         assert one.k >= k
         assert one.steps >= steps
         used.append((one.steps, one.k))
     return made, used
 
 
-def test_a_cohort_that_never_changes_gets_no_more_than_it_needs(monkeypatch):
-    assert rooms(monkeypatch, [(5, 50)] * 9)[0] == [(5, 50)]
+def test_a_cohort_that_never_changes_gets_no_more_than_it_needs():
+    assert rooms([(5, 50)] * 9)[0] == [(5, 50)]
 
 
-def test_parts_of_a_cohort_need_few(monkeypatch):
+def test_parts_of_a_cohort_need_few():
     torch.manual_seed(0)
     sizes = torch.distributions.Binomial(50, torch.tensor(0.25)).sample((2000,)).clamp(min=1).int().tolist()
-    made, used = rooms(monkeypatch, [(5, k) for k in sizes])
+    made, used = rooms([(5, k) for k in sizes])
     assert len(made) <= 6
     assert sum(k for _, k in used) < 1.5 * sum(sizes)
 
 
-def test_steps_and_clients_vary(monkeypatch):
+def test_steps_and_clients_vary():
     torch.manual_seed(0)
     pairs = torch.stack([torch.randint(4, 40, (2000,)), torch.randint(3, 20, (2000,))], 1).tolist()
-    assert len(rooms(monkeypatch, pairs)[0]) <= captured.KEPT
+    assert len(rooms(pairs)[0]) <= captured.KEPT
 
 
-def test_few_clients_are_not_trained_as_if_they_were_many(monkeypatch):
-    assert rooms(monkeypatch, [(5, 50), (5, 2), (5, 50), (5, 2)])[0] == [(5, 50), (5, 2)]
+def test_few_clients_are_not_trained_as_if_they_were_many():
+    assert rooms([(5, 50), (5, 2), (5, 50), (5, 2)])[0] == [(5, 50), (5, 2)]
 
 
-def test_what_is_used_is_kept(monkeypatch):
-    made, _ = rooms(
-        monkeypatch, [(5, 10), *((5, 10 * 2**i) for i in range(1, captured.KEPT)), (5, 10), (5, 9999), (5, 9)]
-    )
+def test_what_is_used_is_kept():
+    made, _ = rooms([(5, 10), *((5, 10 * 2**i) for i in range(1, captured.KEPT)), (5, 10), (5, 9999), (5, 9)])
     assert len(made) == captured.KEPT + 1

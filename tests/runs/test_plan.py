@@ -322,7 +322,7 @@ def test_a_broken_memory_is_ignored_and_rewritten(tmp_path, trials, text):
 def test_a_remembered_path_must_still_train_alike(monkeypatch, trials):
     trials.speeds[STACKED] = 300.0
     settle()
-    monkeypatch.setattr(planning, "path_agrees", lambda job, path: path != "stacked")
+    monkeypatch.setattr(planning, "path_agrees", lambda job, path, graph=False: path != "stacked")
     found = settle()
     assert (found.how, found.plan.path) == ("measured", "implicit")
 
@@ -472,3 +472,20 @@ def test_check_says_why_not():
     assert "chosen by rule: about 0.1 s of training are too few" in shown(cost_of(study_from(STUDY)))
     given = {"path": "loop", "chunk": 4, "threads": 1}
     assert "set in the study" in shown(cost_of(study_from({**STUDY, "plan": given})))
+
+
+def test_compiled_steps_are_for_recorded_training_in_fewer_bits(monkeypatch):
+    monkeypatch.setattr(planning, "fastest_path", lambda *_: "compiled")
+    assert settle().plan.path == "stacked", "on a CPU nothing is recorded"
+    study = study_from(STUDY)
+    job = settle_study_and_plan(study, task_from_study(study))[0]._replace(graph=True, precision="bf16")
+    assert planning._can_compile_steps(job)
+    assert not planning._can_compile_steps(job._replace(precision="float32"))
+    assert not planning._can_compile_steps(job._replace(model=torch.nn.Dropout(0.5)))
+
+
+def test_a_study_may_name_compiled_steps_anywhere():
+    compiled, stacked = (sparing.run(TASK, rounds=1, sample=3, plan={"path": path}) for path in ("compiled", "stacked"))
+    assert compiled.model_sha256 == stacked.model_sha256
+    with pytest.raises(ConfigError, match=r"plan\.path.*'stacked', 'compiled' or 'implicit'"):
+        settle(plan={"path": "captured"})

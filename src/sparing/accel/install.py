@@ -26,6 +26,7 @@ from sparing.accel.train_cpu.fast_copy import frozen_fast_copy, lend_frozen
 from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
 from sparing.accel.train_cuda.captured import train_recorded_or_stacked
+from sparing.accel.train_cuda.compiled_path import train_compiled
 from sparing.accel.train_stacked.scores import stacked_scores
 from sparing.core import fold, gaussian, keys, ops, reduce, tree, versions, votes
 from sparing.core.operation import Operation, register
@@ -59,6 +60,7 @@ def _install_paths() -> None:
     at_once = Runner(frozen_fast_copy, lend_frozen, stacked_scores)
     PATHS["loop-fast"] = TrainPath(train_loop_fast, one_by_one, in_turn=True)
     PATHS["stacked"] = TrainPath(train_recorded_or_stacked, at_once, in_turn=False)
+    PATHS["compiled"] = TrainPath(train_compiled, at_once, in_turn=False)
     PATHS["implicit"] = TrainPath(train_implicit, at_once, in_turn=False)
 
 

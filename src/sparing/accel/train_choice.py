@@ -8,6 +8,8 @@ from sparing.core.method import Local
 
 SMALL = 100_000
 """Parameters up to which stacking dense layers pays on a CPU."""
+GRAND = 4_000_000
+"""Weights of convolutions from which on a GPU has enough to do in one client's step, so that compiling it pays."""
 VISITS = 150
 """Samples that a client may visit in a phase while implicit training still pays on a CPU.
 
@@ -21,20 +23,25 @@ lost a tenth to the loop at 100 visits.
 def fastest_path(model: nn.Module, device: torch.device | str, local: Local | None = None, samples: int = 0) -> str:
     """The faster path: "stacked" on CUDA and for small nets without convolutions on a CPU, else "loop-fast".
 
+    "compiled" on CUDA for networks with large convolutions: of ResNet-18 on an H200 in bfloat16, "stacked" trains
+    10,900 images a second, one model alone that is compiled 28,200 in batches of 50.
     "implicit" on a CPU, where it can train the model so, and the client with the most samples visits `VISITS` or fewer
     in a phase.
 
     >>> fastest_path(nn.Linear(4, 2), "cpu"), fastest_path(nn.Conv2d(1, 4, 3), "cpu")
     ('stacked', 'loop-fast')
+    >>> fastest_path(nn.Conv2d(512, 1024, 3), "cuda"), fastest_path(nn.Conv2d(3, 64, 3), "cuda")
+    ('compiled', 'stacked')
     >>> fastest_path(nn.Linear(4, 2), "cpu", Local(), 20), fastest_path(nn.Linear(4, 2), "cpu", Local(), 2000)
     ('implicit', 'stacked')
     """
     layers = list(model.modules())
     if any(isinstance(layer, (nn.RNNBase, nn.MultiheadAttention)) for layer in layers):
         return "loop-fast"
+    convolutions = [layer for layer in layers if isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d))]
     if torch.device(device).type == "cuda":
-        return "stacked"
+        grand = sum(layer.weight.numel() for layer in convolutions) >= GRAND
+        return "compiled" if grand else "stacked"
     if local is not None and can_imply(model, local) and most_visits(local, samples) <= VISITS:
         return "implicit"
-    folds = any(isinstance(layer, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) for layer in layers)
-    return "loop-fast" if folds or sum(p.numel() for p in model.parameters()) > SMALL else "stacked"
+    return "loop-fast" if convolutions or sum(p.numel() for p in model.parameters()) > SMALL else "stacked"

@@ -25,8 +25,10 @@ from sparing.train.working_copy import EVALUATED_AT_ONCE
 
 _PATH_TOLERANCE = {
     "stacked": 1e-3,
+    "compiled": 1e-3,
     "implicit": 1e-5,
 }  # BatchNorm over a few samples is ill-conditioned; dense layers are not
+_FEW_BITS_TOLERANCE = {"tf32": 0.05, "bf16": 0.25}  # of the way that training goes, by how it multiplies
 
 
 def refuse_model_misfit(job: Job) -> None:
@@ -190,24 +192,40 @@ def _train_two_steps(job: Job, path: str, graph: bool = False, precision: str = 
 
 
 def path_agrees(job: Job, path: str, graph: bool = False) -> bool:
-    """Two steps by this path and one client after the other come to the same."""
+    """Two steps by this path and one client after the other come to the same.
+
+    A compiled step, which takes long to make, is looked at as it will run: in the precision of the job.
+    """
+    precision = job.precision if graph and path == "compiled" else "float32"
     try:
         loop = _train_two_steps(job, "loop")
-        other = _try_path(job, path, graph)
+        other = _try_path(job, path, graph, precision)
     except TrainingError:  # the first round will say so, and where
         return True
+    if other is None:
+        return False
+    if precision != "float32":
+        return _is_near(job, loop, other, _FEW_BITS_TOLERANCE[precision])
     close = _PATH_TOLERANCE[path]
-    return other is not None and all(
-        torch.allclose(loop[name].double(), x.double(), rtol=close, atol=close) for name, x in other.items()
+    return all(torch.allclose(loop[name].double(), x.double(), rtol=close, atol=close) for name, x in other.items())
+
+
+def _is_near(job: Job, loop: Models, other: Models, share: float) -> bool:
+    """Whether both ended near each other, measured by how far the loop went."""
+    start = job.rest.complete(job.initial)
+    way, apart = (
+        sum(float((x[name].double() - y[name].double()).square().sum()) for name in job.initial)
+        for x, y in ((loop, start), (other, loop))
     )
+    return apart <= share**2 * way
 
 
-def _try_path(job: Job, path: str, graph: bool) -> Models | None:
+def _try_path(job: Job, path: str, graph: bool, precision: str) -> Models | None:
     """None where the model does what this path cannot: the loop has trained it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a path that may not be taken
         try:
-            return _train_two_steps(job, path, graph)
+            return _train_two_steps(job, path, graph, precision)
         except TrainingError:
             raise
         except Exception:

@@ -278,7 +278,7 @@ class EvaluateSection(StudySection):
 class PlanSection(StudySection):
     """How the work is laid out; "auto" is settled once, written down, and reused by resume. See docs/plan.md."""
 
-    path: Literal["auto", "loop", "loop-fast", "stacked", "implicit"] = "auto"
+    path: Literal["auto", "loop", "loop-fast", "stacked", "compiled", "implicit"] = "auto"
     chunk: PositiveInt | Literal["auto"] = "auto"
     threads: PositiveInt | Literal["auto"] = "auto"
     bank: Literal["auto", "memory", "host", "file"] = "auto"

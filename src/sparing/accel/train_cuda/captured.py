@@ -2,7 +2,7 @@
 
 import math
 import threading
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sparing.accel.bf16 import refuse_half_on_cuda
 from sparing.accel.cuda import has_triton
-from sparing.accel.train_cuda.recording import Played, Recording
+from sparing.accel.train_cuda.recording import Recording
+from sparing.accel.train_cuda.sheet import Played
 from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table_here
 from sparing.accel.train_stacked.stacked import train_stacked
 from sparing.core.errors import TrainingError
@@ -34,20 +35,51 @@ def can_capture(local: Local, start: Tree) -> bool:
     return plain and here and len(start) > 0 and has_triton()
 
 
+class Player(Protocol):
+    """Room for k clients and so many steps, and a recorded step that trains them."""
+
+    k: int
+    steps: int
+    padded: bool
+
+    def play(self, state: Tree, table: StepTable) -> Played: ...
+
+
+class Recorder(Protocol):
+    """What makes one; the table and the state only say what they look like."""
+
+    def __call__(
+        self, lesson: PathCall, phase: Phase, table: StepTable, k: int, steps: int, padded: bool, state: Tree
+    ) -> Player: ...
+
+
 def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
     """The path `stacked`: by a recorded step where that is allowed and possible, else operation by operation."""
-    steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
-    single = isinstance(lesson.data.x, Tensor)  # a recording has one place for the samples
-    if lesson.graph and single and not steered and can_capture(lesson.local, lesson.start):
-        with multiplying_as(lesson.precision):
-            out = _play_phases(lesson)
+    if may_record(lesson):
+        out = play_phases(lesson, Recording)
         if out is not None:
-            played, losses = out
-            fine, names = played.peaks < math.inf, played.names  # magnitudes, so neither infinite nor NaN
-            lesson.ctx.require(fine, lambda: _not_finite(fine, names, lesson))  # holds nothing that will be overwritten
-            return played.after, losses
+            return out
     refuse_half_on_cuda(lesson)
     return train_stacked(lesson)
+
+
+def may_record(lesson: PathCall) -> bool:
+    steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
+    single = isinstance(lesson.data.x, Tensor)  # a recording has one place for the samples
+    return lesson.graph and single and not steered and can_capture(lesson.local, lesson.start)
+
+
+def play_phases(lesson: PathCall, recorder: Recorder) -> tuple[Models, Tensor] | None:
+    """The models after the last phase and the reported losses `[K]`; None where clients differ too much to train in
+    step."""
+    with multiplying_as(lesson.precision):
+        out = _play_in_step(lesson, recorder)
+    if out is None:
+        return None
+    played, losses = out
+    fine, names = played.peaks < math.inf, played.names  # magnitudes, so neither infinite nor NaN
+    lesson.ctx.require(fine, lambda: _not_finite(fine, names, lesson))  # holds nothing that will be overwritten
+    return played.after, losses
 
 
 def _not_finite(fine: Tensor, names: list[str], lesson: PathCall) -> TrainingError:
@@ -55,9 +87,7 @@ def _not_finite(fine: Tensor, names: list[str], lesson: PathCall) -> TrainingErr
     return not_finite(names[i], k, lesson)
 
 
-def _play_phases(lesson: PathCall) -> tuple[Played, Tensor] | None:
-    """The last phase as it was played and the reported losses `[K]`; None where clients differ too much to train in
-    step."""
+def _play_in_step(lesson: PathCall, recorder: Recorder) -> tuple[Played, Tensor] | None:
     data, phases, ctx = lesson.data, lesson.local.phases, lesson.ctx
     longest = int(data.count.max())  # of all clients: a recording has one width, and chunks should share it
     tables = [step_table_here(data, phase, number, ctx, longest) for number, phase in enumerate(phases)]
@@ -67,7 +97,7 @@ def _play_phases(lesson: PathCall) -> tuple[Played, Tensor] | None:
     for number, (phase, table) in enumerate(zip(phases, tables, strict=True)):
         state = state if played is None else state | dict(played.after)
         with TURN:
-            played = _recording(lesson, phase, table, state).play(state, table)
+            played = find_player(recorder, lesson, phase, table, state).play(state, table)
             losses = reported_losses(played.losses, table._replace(counts=played.counts), phase, number, ctx)
     return None if played is None else (played, losses)
 
@@ -78,12 +108,12 @@ def _in_step(model: nn.Module, table: StepTable) -> bool:
     return even or not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in model.modules())
 
 
-RECORDS: "WeakKeyDictionary[nn.Module, list[tuple[Any, Recording]]]" = WeakKeyDictionary()
+RECORDS: "WeakKeyDictionary[nn.Module, list[tuple[Any, Player]]]" = WeakKeyDictionary()
 TURN = threading.Lock()
 """A recording has one place for everything, so it plays for one caller at a time."""
 
 
-def _recording(lesson: PathCall, phase: Phase, table: StepTable, state: Tree) -> Recording:
+def find_player(recorder: Recorder, lesson: PathCall, phase: Phase, table: StepTable, state: Tree) -> Player:
     """The smallest that has room, made if there is none yet.
 
     The first is made to measure. Where clients come in different numbers, one made later has more room than those
@@ -93,18 +123,18 @@ def _recording(lesson: PathCall, phase: Phase, table: StepTable, state: Tree) ->
     steps, k = len(table.alive), table.order.shape[0]
     even = all(table.full) and set(table.width) == {table.places.shape[2]} and table.alive[-1] == k
     shared = tuple(name for name, x in state.items() if x.shape[0] == 1)
-    key = (lesson.loss, lesson.data, phase, lesson.local.buffers, table.places.shape[2], shared)
+    key = (recorder, lesson.loss, lesson.data, phase, lesson.local.buffers, table.places.shape[2], shared)
     key = (*key, lesson.device, lesson.precision)
-    alike = [record for other, record in known if other == key and (even or record.real is not None)]
+    alike = [record for other, record in known if other == key and (even or record.padded)]
     alike = [record for record in alike if record.k <= AMPLE * k and record.steps <= AMPLE * steps]
     fits = [record for record in alike if k <= record.k and steps <= record.steps]
     if fits:
-        record = min(fits, key=lambda one: (one.k, one.real is not None, one.steps))
+        record = min(fits, key=lambda one: (one.k, one.padded, one.steps))
         known.sort(key=lambda one: one[1] is record)  # what was used last stands last
         return record
     k, steps = _roomy(k, [one.k for one in alike]), _roomy(steps, [one.steps for one in alike])
     del known[: -(KEPT - 1)]
-    record = Recording(lesson, phase, table, k, steps, not even, state)
+    record = recorder(lesson, phase, table, k, steps, not even, state)
     known.append((key, record))
     return record
 

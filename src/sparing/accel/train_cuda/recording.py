@@ -15,12 +15,12 @@ from torch.func import functional_call, grad_and_value, vmap
 from sparing.accel.grown import Grown
 from sparing.accel.keyed_classes import stacked_copy
 from sparing.accel.lazy_product import Product
+from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, unmoved
 from sparing.accel.train_stacked.schedule import StepTable
-from sparing.accel.train_stacked.stacked import refuse_unstackable
+from sparing.accel.train_stacked.stacked import lent_apart, lent_names, refuse_unstackable
 from sparing.core.method import Phase
 from sparing.core.ops import place
 from sparing.core.tree import Tree, column
-from sparing.data.augment import augment_batch
 from sparing.data.dataset import to_network_input
 from sparing.train.call import PathCall
 from sparing.train.losses import cross_entropy, in_float32, sample_losses
@@ -44,16 +44,6 @@ class UnformedDense(NamedTuple):
     probe: Tensor  # [K, B, out] zeros, whose gradient is that of the output
 
 
-class Played(NamedTuple):
-    """What came of it."""
-
-    after: Grown  # the models, in the order of ctx.ids
-    losses: Tensor  # [S, K] float64, in the table's
-    counts: Tensor  # [S, K] the table's, on the device; until the next play
-    names: list[str]  # of what was trained
-    peaks: Tensor  # [names, K] finite where that is
-
-
 class Recording:
     """Room for K clients and so many steps; the table and the state only say what they look like."""
 
@@ -61,13 +51,13 @@ class Recording:
         self, lesson: PathCall, phase: Phase, table: StepTable, k: int, steps: int, padded: bool, state: Tree
     ) -> None:
         from sparing.accel.train_cuda.kernels.decay import MOST
-        from sparing.accel.train_cuda.kernels.layers import quicken, used_once
+        from sparing.accel.train_cuda.kernels.layers import kernel_weights, quicken, used_once
 
         data, device, precision = lesson.data, lesson.device, lesson.precision
         assert isinstance(data.x, Tensor)
         self.work = stacked_copy(lesson.model, device, lesson.static)
         refuse_unstackable(self.work.module)
-        self.loss, self.data, self.phase, self.k, self.steps = lesson.loss, data, phase, k, steps
+        self.loss, self.phase, self.k, self.steps, self.padded = lesson.loss, phase, k, steps, padded
         self.half = torch.bfloat16 if precision == "bf16" else torch.float32
         self.width = table.places.shape[2]
         self.plain = is_plain_sgd(phase._replace(frobenius=0.0))
@@ -93,8 +83,10 @@ class Recording:
         self.plain &= not right or (not padded and all(len(kept[name]) <= MOST for name in right))
         self.shapes = {name: kept[name].shape for name in names}
         self.moved = [*names, *skipped]
+        lent = lent_names(self.work, lesson.local.phases, state) - kernel_weights(self.work.module)
+        self.lent = lent & {name for name in kept if name not in names}
         self.others = {
-            name: torch.zeros(k, *x.shape, dtype=x.dtype, device=device)
+            name: torch.zeros(1 if name in lent else k, *x.shape, dtype=x.dtype, device=device)
             for name, x in kept.items()
             if name not in names
         }
@@ -106,17 +98,15 @@ class Recording:
         rows = list(self.rows(self.flat).values())
         self.memory: Memory = fresh_memory(phase, rows)
         self.pairs = factor_pairs(names) if phase.frobenius else []
-        self.t = self.past.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.sheet = torch.zeros(steps, self.width + 3, k, dtype=torch.int64, device=device)
-        self.real = torch.ones(steps, k, self.width, dtype=torch.bool, device=device) if padded else None
-        self.seen = torch.zeros(steps, k, device=device)
+        self.sheet = StepSheet(data, self.width, k, steps, padded, device)
+        self.t = self.past.step = self.sheet.t
         self.given: list[Any] = []
         self.peaks = torch.zeros(len(self.shapes) + len(self.dense), k, dtype=torch.float64, device=device)
         self.load(state, table)
         self.whole: dict[int, torch.cuda.CUDAGraph] = {}
-        self.first = self.record(self.begin)
-        self.later = self.record(self.step)
-        self.last = self.record(self.end)
+        self.first = self.sheet.record(self.begin)
+        self.later = self.sheet.record(self.step)
+        self.last = self.sheet.record(self.end)
 
     def pays(self, name: str, layer: nn.Linear, visits: int, names: list[str]) -> bool:
         whole = list(self.work.alias.values()).count(f"{name}.weight") == 1 and f"{name}.weight" in names
@@ -138,23 +128,9 @@ class Recording:
         parts = flat.split([self.k * shape.numel() for shape in self.shapes.values()])
         return {name: part.view(self.k, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
-    def record(self, what: Any) -> torch.cuda.CUDAGraph:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(2):
-                self.t.zero_()
-                what()
-        torch.cuda.current_stream().wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        self.t.zero_()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may wait for the GPU
-            what()
-        return graph
-
     def load(self, state: Tree, table: StepTable) -> None:
         """Everything that the host brings for these clients."""
-        steps, k = len(table.alive), table.order.shape[0]
+        k = table.order.shape[0]
         order = None if table.ordered else place(table.order, self.t.device)
 
         def fill(rooms: Tree) -> None:
@@ -167,9 +143,7 @@ class Recording:
 
         fill(self.base | self.others)
         fill({f"{name}.weight": dense.weight for name, dense in self.dense.items()})
-        _bring(self.sheet[:steps, :, :k], _step_sheet(table))
-        if self.real is not None:
-            _bring(self.real[:steps, :k], table.real)
+        self.sheet.load(table)
 
     def play(self, state: Tree, table: StepTable) -> Played:
         """All steps of these clients."""
@@ -186,22 +160,22 @@ class Recording:
         added = self.differences(self.added.clone())
         if k < self.k or not table.ordered:
             added = {name: x[back] for name, x in added.items()}
-        added |= {name: x[back] - state[name] for name, x in self.others.items()}
+        added |= {name: x[back] - state[name] for name, x in self.others.items() if name not in self.lent}
+        added |= {name: unmoved(k, state[name], name in self.work.params) for name in self.lent}
         peaks = self.peaks[:, back].clone()
         for (name, dense), peak_K in zip(self.dense.items(), peaks[len(self.shapes) :], strict=True):
             added[f"{name}.weight"] = Product(dense.moves[back, :visits], dense.inputs[back, :visits], peak_K)
         self.given = [ref(added[f"{name}.weight"]) for name in self.dense]
         added = {name: added[own] for name, own in self.work.alias.items()}
         start = {name: state[own] for name, own in self.work.alias.items()}
-        seen, counts = self.seen[:steps, :k].double(), self.sheet[:steps, -1, :k]
-        return Played(Grown(start, added), seen, counts, self.moved, peaks)
+        return Played(Grown(start, added), *self.sheet.told(table), self.moved, peaks)
 
     def graphs(self, steps: int) -> list[torch.cuda.CUDAGraph]:
         """All of it, in one graph where steps are few: starting a graph takes time too. Recording changes the rows."""
         if steps > SHORT:
             return [self.first, *[self.later] * steps, self.last]
         if steps not in self.whole:
-            self.whole[steps] = self.record(lambda: self.go(steps))
+            self.whole[steps] = self.sheet.record(lambda: self.go(steps))
         return [self.whole[steps]]
 
     def go(self, steps: int) -> None:
@@ -231,22 +205,16 @@ class Recording:
     def step(self) -> None:
         from sparing.accel.train_cuda.kernels.dense import put_rows
 
-        sheet = self.sheet.index_select(0, self.t)[0]
-        at, keys, views = sheet[: self.width].T.contiguous(), sheet[self.width], sheet[self.width + 1]
-        real = None if self.real is None else self.real.index_select(0, self.t)[0]
-        assert isinstance(self.data.x, Tensor)
-        samples = to_network_input(self.data.x[at])
-        if self.data.augment:
-            samples = augment_batch(samples, views, self.data.augment)
-        grads, moves, values, saw, changed = self.differentiated(self.given_as(samples), self.data.y[at], real, keys)
+        batch = self.sheet.draw()
+        real, x = batch.real, as_read(batch.x, self.half)
+        grads, moves, values, saw, changed = self.differentiated(x, batch.y, real, batch.keys)
         self.move(grads, real)
         for name, dense in self.dense.items():
             put_rows(moves[name], dense.moves, self.t, -self.phase.optimiser.lr)
             put_rows(saw[name], dense.inputs, self.t, 1.0)
         for name, x in changed.items():
             self.others[name].copy_(x)
-        self.seen.index_copy_(0, self.t, values[None].float())
-        self.t.add_(1)
+        self.sheet.note(values)
 
     def move(self, grads: Tree, real: Tensor | None) -> None:
         from sparing.accel.train_cuda.kernels.decay import step_together
@@ -272,15 +240,6 @@ class Recording:
             for x, old in zip(rows, before.values(), strict=True):
                 x.copy_(torch.where(column(real[:, 0], x), x, old))
         self.near.copy_(self.flat)
-
-    def given_as(self, samples: Tensor) -> Tensor:
-        """In the numbers and the order of axes that the first layer reads."""
-        if not samples.is_floating_point():
-            return samples
-        if samples.ndim != 5:
-            return samples.to(self.half)
-        k = samples.shape[0]
-        return samples.flatten(0, 1).to(self.half, memory_format=torch.channels_last).unflatten(0, (k, -1))
 
     def differentiated(self, x: Tensor, y: Tensor, real: Tensor | None, keys: Tensor) -> tuple:
         work, past = self.work, self.past
@@ -311,11 +270,12 @@ class Recording:
         own = {name: w if w.shape[0] > 1 else w[0] for name, w in weights.items()}
         where = {name: 0 if w.shape[0] > 1 else None for name, w in weights.items()}
         pasts = {name: (d.inputs, d.moves) for name, d in self.dense.items()}
-        axes: Any = (0, 0, 0, where, 0, 0, 0, None if real is None else 0, 0)
+        others, lies = lent_apart(self.others, self.lent)
+        axes: Any = (0, 0, lies, where, 0, 0, 0, None if real is None else 0, 0)
         with torch.enable_grad():
             one: Any = grad_and_value(forward, argnums=(0, 1), has_aux=True)
             (grads, moves), (values, (saw, changed)) = vmap(one, in_dims=axes, randomness="error")(
-                params, probes, self.others, own, pasts, x, y, real, keys
+                params, probes, others, own, pasts, x, y, real, keys
             )
         work.step.begin(None)
         return grads, moves, values, saw, changed
@@ -326,18 +286,6 @@ class Recording:
         if self.loss is cross_entropy and y.ndim == 1 and isinstance(output, Tensor) and output.ndim == 2:
             return Entropy.apply(output, y)  # type: ignore[return-value]
         return sample_losses(self.loss, in_float32(output), y)
-
-
-def _bring(into: Tensor, x: Tensor) -> None:
-    """Copy to the device without waiting for it."""
-    into.copy_(x if x.is_cuda else x.pin_memory(), non_blocking=True)
-
-
-def _step_sheet(table: StepTable) -> Tensor:
-    """What the host says of every step: the places of samples, the keys of dropout and of augmentation, and how many
-    samples enter the reported loss, `[S, batch + 3, K]`."""
-    beside = place(torch.stack([table.keys, table.views, table.counts], 1), table.places.device)
-    return torch.cat([table.places.transpose(1, 2), beside], 1)
 
 
 def _room_for(x: Tensor, k: int) -> tuple[int, ...]:

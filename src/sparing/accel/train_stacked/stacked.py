@@ -1,12 +1,13 @@
 """Local training of a whole chunk of clients in one step: vmap over grad over functional_call.
 
 Clients are lined up by their number of steps, longest first, so those still training are always the first m rows and
-a finished client's weights, momenta and statistics are simply not touched any more. Within a batch, short clients are
-padded with one of their own samples, which no loss and no statistic counts. The samples of a batch must not look at
+a finished client's weights, momenta and statistics are simply not touched any more. Weights that all share and nobody
+trains, such as a frozen base, stay one, so a product with them is one for all clients. Within a batch, short clients
+are padded with one of their own samples, which no loss and no statistic counts. The samples of a batch must not look at
 each other except through BatchNorm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -61,22 +62,39 @@ def _train_together(lesson: PathCall) -> tuple[Tree, Tensor]:
     work = stacked_copy(lesson.model, device, lesson.static)
     refuse_unstackable(work.module)
     k = len(lesson.ctx.ids)
+    lent = lent_names(work, lesson.local.phases, start)
     first = {name: start[name].expand(k, *start[name].shape[1:]) for name in work.state}
-    state = {name: x.clone(memory_format=torch.contiguous_format) for name, x in first.items()}
+    state = {n: start[n] if n in lent else x.clone(memory_format=torch.contiguous_format) for n, x in first.items()}
     losses = torch.zeros(k)
     for number, phase in enumerate(lesson.local.phases):
-        losses = _train_phase_together(work, lesson, phase, number, state)
+        losses = _train_phase_together(work, lesson, phase, number, state, lent)
+    state |= {name: first[name].clone() if name in work.params else first[name] for name in lent}
     return {name: state[own] if name == own else state[own].clone() for name, own in work.alias.items()}, losses
 
 
-def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, number: int, state: Tree) -> Tensor:
+def lent_names(work: WorkingCopy, phases: Sequence[Phase], start: Tree) -> set[str]:
+    """Names in `work.state` of weights that all clients share and that no phase trains."""
+    trained = {name for phase in phases for name in trained_names(work, phase)}
+    weights = {name for name, x in work.state.items() if isinstance(x, nn.Parameter)}
+    return {name for name in weights - trained if start[name].shape[0] == 1}
+
+
+def lent_apart(tree: Tree, lent: Container[str]) -> tuple[Tree, dict[str, int | None]]:
+    """As `vmap` takes them: what is lent without its client axis, and where the axis of the others is."""
+    values = {name: x[0] if name in lent else x for name, x in tree.items()}
+    return values, {name: None if name in lent else 0 for name in tree}
+
+
+def _train_phase_together(
+    work: WorkingCopy, lesson: PathCall, phase: Phase, number: int, state: Tree, lent: set[str]
+) -> Tensor:
     """Train all rows of `state`, in place, and give the reported losses `[K]`."""
     data, device, remembered = lesson.data, lesson.device, lesson.memory
     table = step_table(data, phase, number, lesson.ctx, device)
     names = trained_names(work, phase)
-    rows = {name: x[table.order.to(device)] for name, x in state.items()}
+    rows = {name: x if name in lent else x[table.order.to(device)] for name, x in state.items()}
     beside = beside_rows(lesson.aside, phase, names, table.order.to(device))
-    step = _batch_step(work, lesson.loss, names)
+    step = _batch_step(work, lesson.loss, names, lent)
     memory = fresh_memory(phase, [rows[name] for name in names])
     memory = recalled_memory(memory, names, remembered, table.order.to(device))
     pairs = factor_pairs(names)
@@ -96,7 +114,8 @@ def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, num
         seen[t, :m] = values
     back = table.order.to(device)
     for name, x in rows.items():
-        state[name][back] = x
+        if name not in lent:
+            state[name][back] = x
     remember_velocities(memory, names, remembered, back)
     return reported_losses(seen.cpu(), table, phase, number, lesson.ctx)
 
@@ -104,7 +123,7 @@ def _train_phase_together(work: WorkingCopy, lesson: PathCall, phase: Phase, num
 _Stepper = Callable[[Tree, Samples, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
 
 
-def _batch_step(work: WorkingCopy, loss: Loss, names: list[str]) -> _Stepper:
+def _batch_step(work: WorkingCopy, loss: Loss, names: list[str], lent: set[str]) -> _Stepper:
     """One step of m clients: (state, x, y, real, keys) -> (gradients in order of names, losses `[m]`, new buffers)."""
     buffers = [name for name, x in work.state.items() if not isinstance(x, nn.Parameter)]
 
@@ -121,8 +140,8 @@ def _batch_step(work: WorkingCopy, loss: Loss, names: list[str]) -> _Stepper:
         state: Tree, x: Samples, y: Tensor, real: Tensor | None, keys: Tensor
     ) -> tuple[list[Tensor], Tensor, Tree]:
         params = {name: state[name] for name in names}
-        rest = {name: value for name, value in state.items() if name not in params}
-        axes: Any = (0, 0, 0, 0, None if real is None else 0, 0)
+        rest, where = lent_apart({name: x for name, x in state.items() if name not in params}, lent)
+        axes: Any = (0, where, 0, 0, None if real is None else 0, 0)
         one: Any = grad_and_value(forward, has_aux=True) if names else forward
         out = _say_loop(lambda: vmap(one, in_dims=axes, randomness="error")(params, rest, x, y, real, keys))
         work.step.begin(None)

@@ -115,7 +115,7 @@ def layout_trial(job: Job, cohort: int, steps: int | None) -> Callable[[WorkLayo
         some = ids[(len(ids) - few) // 2 :][:few]
         n = job.task.train.count[some]
         short = _shorten_phases(job, steps, n)
-        graph = job.graph and way.path == "stacked"
+        graph = job.graph and way.path in ("stacked", "compiled")
         laid_out = short._replace(path=way.path, chunk=way.chunk, threads=way.threads, graph=graph)
         engine = _TimedEngine(laid_out, MemoryBank(first_client(job.method, job.initial), len(job.task), device))
         began = synchronized_time()

@@ -16,6 +16,7 @@ from sparing.accel.install import SWITCH
 from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
 from sparing.accel.train_cuda.captured import can_capture
+from sparing.accel.train_cuda.compiled_path import can_compile
 from sparing.core.byte_sizes import bytes_of_text
 from sparing.core.errors import ConfigError
 from sparing.core.method import Form
@@ -48,8 +49,10 @@ _COPIES_PER_CLIENT = (
 )
 _CACHE_CHUNKS = {
     "stacked": 16,
+    "compiled": 16,
     "implicit": 32,
 }  # clients at once on a CPU: weights that are formed should stay in its caches
+_RECORDED = ("stacked", "compiled")  # paths of which a step can be recorded as a CUDA graph
 _BANK_MEMORY = (
     2 << 30
 )  # bytes of client state that may live in memory; with a GPU a quarter of its own, then of its host's
@@ -100,17 +103,17 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
         why = f"engine {engine} trains one client after the other"
     elif "auto" not in (plan.path, plan.chunk, plan.threads):
         how = "given"
-    elif job.graph and way.path == "stacked":
+    elif job.graph and way.path in _RECORDED:
         why = "nothing comes near a recorded step on a GPU"
     elif (seconds := guess_training_seconds(job, cohort)) < LONG_RUN_SECONDS:
         why = f"about {seconds:.1g} s of training are too few to measure"
     else:
         how, why, way, speeds = _measured_layout(way, plan, job, cohort, method, seconds)
-    graph = job.graph and way.path == "stacked" and path_agrees(job, "stacked", graph=True)
+    graph = job.graph and way.path in _RECORDED and path_agrees(job, way.path, graph=True)
     if plan.graph is True and not graph:
         raise ConfigError(
             f"plan.graph is true, but this training cannot be recorded, or comes out differently (path {way.path}): it "
-            "takes path stacked and SGD without prox, correction or kept velocities; drop it"
+            "takes path stacked or compiled and SGD without prox, correction or kept velocities; drop it"
         )
     bank = _settle_bank(job, device) if plan.bank == "auto" else plan.bank
     settled = plan.model_copy(update={**way._asdict(), "bank": bank, "graph": graph})
@@ -160,7 +163,7 @@ def _refuse_plan(plan: PlanSection, engine: str, job: Job) -> None:
     half = device.type == "cpu" and plan.precision == "bf16"
     if half and "loop-fast" not in PATHS:
         raise ConfigError(f"plan.precision is bf16, which takes accelerators, but {SWITCH} is set; drop one of them")
-    if half and plan.path in ("loop", "stacked"):
+    if half and plan.path in ("loop", *_RECORDED):
         raise ConfigError(
             f"plan.path is {plan.path}, on a CPU for float32 alone, but plan.precision is bf16; use loop-fast"
         )
@@ -192,6 +195,12 @@ def _can_record_graph(job: Job) -> bool:
     return "stacked" in PATHS and can_capture(local, job.initial) and plain
 
 
+def _can_compile_steps(job: Job) -> bool:
+    """In float32, three products of TF32 parts in kernels of ours are quicker than what cuDNN has."""
+    few_bits = job.precision != "float32"
+    return few_bits and job.graph and not job.sizes and can_compile(job.model, job.method.local)
+
+
 def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) -> WorkLayout:
     """The usual way to take this path."""
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
@@ -221,7 +230,8 @@ def _measured_layout(
     paths = [
         path
         for path in PATHS
-        if path in (rule.path, plan.path) or (plan.path == "auto" and path != "loop" and _path_works(path, job))
+        if path in (rule.path, plan.path)
+        or (plan.path == "auto" and path not in ("loop", "compiled") and _path_works(path, job))
     ]
     if visited > TRIAL_VISITS and rule.path != "implicit":
         paths = [path for path in paths if path != "implicit"]
@@ -261,7 +271,9 @@ def _settle_path(path: str, engine: str, job: Job) -> str:
         if engine != "vector":
             return "loop" if _path_works("loop", job) else "loop-fast"
         samples = _most_samples(job)
-        offers = fastest_path(job.model, device, job.method.local, samples), fastest_path(job.model, device)
+        offers = [fastest_path(job.model, device, job.method.local, samples), fastest_path(job.model, device)]
+        if "compiled" in offers:
+            offers = [offer for offer in offers if offer != "compiled" or _can_compile_steps(job)] + ["stacked"]
         return next((offer for offer in offers if _path_works(offer, job)), "loop-fast")
     if not _path_works(path, job):
         raise ConfigError(f"plan.path is {path}, but this model trains differently or not at all by it; use loop")
@@ -271,10 +283,10 @@ def _settle_path(path: str, engine: str, job: Job) -> str:
 def _path_works(path: str, job: Job) -> bool:
     """Whether this path trains as the loop does, in every size of the model, and with this precision."""
     device = next(iter(job.initial.values())).device
-    if path in ("loop", "stacked") and job.precision == "bf16" and device.type == "cpu":
+    if path in ("loop", *_RECORDED) and job.precision == "bf16" and device.type == "cpu":
         return False
     fits = path != "implicit" or all(can_imply(model, job.method.local) for model in job.sizes or (job.model,))
-    return path_called(path).in_turn or (fits and path_agrees(job, path))
+    return path_called(path).in_turn or (fits and path_agrees(job, path, graph=job.graph and path == "compiled"))
 
 
 def _flight_memory(plan: PlanSection, device: torch.device) -> int:

@@ -120,6 +120,13 @@ def quicken(module: nn.Module, precision: str) -> Past:
     return past
 
 
+def kernel_weights(module: nn.Module) -> set[str]:
+    """Names of weights that kernels want of every client."""
+    kinds = nn.Conv2d, FactoredConv, FactoredLinear
+    layers = [(prefix, layer) for prefix, layer in module.named_modules() if isinstance(layer, kinds)]
+    return {f"{prefix}.{name}" for prefix, layer in layers for name, _ in layer.named_parameters()}
+
+
 def has_tf32(module: nn.Module) -> bool:
     device = next((x.device for x in module.parameters()), torch.device("cpu"))
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
