@@ -76,7 +76,7 @@ def refused(*words: str) -> str:
 def test_a_server_says_what_would_be_sent(here):
     text = said("serve", "study.yaml", "--roster", "roster.csv", "--test", "a.npz", "--dry-run")
     assert "3 clients on 2 nodes; 3 asked per round" in text
-    assert "from a client and round: a head of 148 bytes and at most" in text
+    assert "from a client and round: a head of 156 bytes and at most" in text
     assert text.endswith("nothing was sent")
     assert not list(here.glob("*.sock"))
     assert not (here / "runs").exists()

@@ -169,7 +169,7 @@ for asks in sys.argv[1:]:
     exec(asks)
     from sparing.accel import tree_bodies
     assert ops.clear.body is tree_bodies.fast_clear
-    assert sorted(PATHS) == ["implicit", "loop", "loop-fast", "stacked"]
+    assert sorted(PATHS) == ["compiled", "implicit", "loop", "loop-fast", "stacked"]
     print(asks)
     break
 """

@@ -106,12 +106,11 @@ def test_banks_in_files(method):
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_first_client_in_order_that_fails_is_named(threads):
-    before = torch.get_num_threads()
+    before = torch.get_num_threads(), threading.active_count()
     for _ in range(3):
         with pytest.raises(TrainingError, match="client 4, round 1"):
             play("fedavg", threads, 1, task(wild=(4, 6)), sample=10)
-    assert torch.get_num_threads() == before
-    assert threading.active_count() == 1
+    assert (torch.get_num_threads(), threading.active_count()) == before
 
 
 def test_ctrl_c_waits_for_what_is_under_way_and_starts_nothing_new(monkeypatch):

@@ -321,7 +321,7 @@ def test_a_node_that_is_behind_gives_no_scores(joined):
         {"n": 2**40},
         {"body": b""},
         {"cohort": 0, "samples": 0},
-        {"capacity": (1e-300,) * 5},
+        {"capacity": (1e-300,) * 6},
         {"run": bytes(16)},
     ],
     ids=str,
