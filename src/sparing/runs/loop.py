@@ -132,6 +132,28 @@ class RunState:
             report |= {"epsilon": self.spending.spent(t)}
         return outcome._replace(report=report)
 
+    def is_evaluated(self, t: int) -> bool:
+        return t % self.study.evaluate.every == 0 or t == self.last
+
+    def is_saved(self, t: int) -> bool:
+        """Whether a checkpoint follows this round."""
+        return self.folder is not None and (t % self.study.checkpoint == 0 or t == self.last)
+
+    def start_round(self, t: int) -> tuple[Callable[[], Outcome], str]:
+        """Round t: the server after it, what says how it went once it is called, and its pictures."""
+        ids = self.job.fleet.cohort(self.study.seed, t, self.clients, self.count)
+        shown, views = self.folder is not None and snapshots.is_snapshot_round(t, self.last), []
+        if shown:
+            rows = _all_rows(self.bank)
+            views = snapshots.snapshots_before_round(self.job, rows, self.server, ids, t, self.study.record)
+        try:
+            self.server, under_way = self.engine.start(self.server, ids, t)
+        except BaseException:
+            self.release(t, stopping=True)  # what stops the run is said, and may tell of what was noised
+            raise
+        views += snapshots.snapshots_after_round(self.job, self.server, t) if shown else []
+        return under_way, snapshots.snapshot_lines(views)
+
     def save(self) -> None:
         """A checkpoint of the rounds that are done."""
         assert self.folder is not None
@@ -175,9 +197,6 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
     study, began = run.study, time.perf_counter() - run.seconds
     wanted = wanted_evaluation(study.evaluate, run.job)
 
-    def is_evaluated(t: int) -> bool:
-        return t % study.evaluate.every == 0 or t == run.last
-
     def evaluate_early(t: int, under_way: Callable[[], Outcome]) -> Evaluation:
         """Before it is known how the round went; if it went wrong, that is what is said."""
         try:
@@ -191,7 +210,7 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         outcome = under_way()
         run.release(t)
         outcome = run.with_costs(t, outcome)
-        if is_evaluated(t) and evaluation is None:
+        if run.is_evaluated(t) and evaluation is None:
             if run.asks_clients and run.folder and run.owed is None:
                 run.owed = OwedRound(t, outcome, pictures)
                 run.save()
@@ -202,38 +221,25 @@ def train_rounds(run: RunState, loggers: Sequence[Logger] = ()) -> Result:
         run.done, run.seconds = t, record.seconds
         if run.folder:
             run.folder.append(t, record, outcome, evaluation, pictures)
-            if t % study.checkpoint == 0 or t == run.last:
+            if run.is_saved(t):
                 run.save()
         for log in loggers:
             log(record)
 
     waiting: list[Callable[[], None]] = []  # a round that the GPU may not have finished when the next one starts
-    ahead = run.server.device.type == "cuda" and run.secret is None
+    ahead = run.server.device.type == "cuda" and run.secret is None and not run.asks_clients
     if run.owed:
         finish(run.owed.round, lambda owed=run.owed: owed.outcome, run.owed.pictures)
     t = run.done
     try:
         while t < run.last:
             t += 1
-            ids = run.job.fleet.cohort(study.seed, t, run.clients, run.count)
-            shown = run.folder is not None and snapshots.is_snapshot_round(t, run.last)
-            views = (
-                snapshots.snapshots_before_round(run.job, _all_rows(run.bank), run.server, ids, t, study.record)
-                if shown
-                else []
-            )
-            try:
-                run.server, under_way = run.engine.start(run.server, ids, t)
-            except BaseException:
-                run.release(t, stopping=True)  # what stops the run is said, and may tell of what was noised
-                raise
-            views += snapshots.snapshots_after_round(run.job, run.server, t) if shown else []
+            under_way, pictures = run.start_round(t)
             while waiting:
                 waiting.pop()()
-            marks = evaluate_early(t, under_way) if ahead and not run.asks_clients and is_evaluated(t) else None
-            waiting.append(partial(finish, t, under_way, snapshots.snapshot_lines(views), marks))
-            saved = run.folder is not None and t % study.checkpoint == 0
-            if saved or t == run.last or not ahead or (is_evaluated(t) and marks is None):
+            marks = evaluate_early(t, under_way) if ahead and run.is_evaluated(t) else None
+            waiting.append(partial(finish, t, under_way, pictures, marks))
+            if not ahead or run.is_saved(t) or t == run.last:
                 waiting.pop()()
     finally:
         while waiting:
