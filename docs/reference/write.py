@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 MADE = "<!-- written by docs/reference/write.py; change the code, not this page -->\n"
 
 API = {
-    "Train": ("sparing", ["run", "resume", "Task", "Result", "Record", "SparingError", "set_seed"]),
+    "Train": ("sparing", ["run", "resume", "Task", "Result", "Record", "SparingError", "set_seed", "export"]),
     "Compare": (
         "sparing.reports.comparison",
         ["compare_groups", "Comparison", "ComparisonRow", "SeedStat", "BaselineGap"],

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from sparing.reports.from_python import ComparedRuns, compare, report
     from sparing.runs.cost import StudyCost, check
     from sparing.runs.explanation import Explanation, explain
+    from sparing.runs.export import export
     from sparing.runs.results import Record, Result
     from sparing.runs.start import resume, run, set_seed
     from sparing.sweeps.from_python import SweepResult, sweep
@@ -29,6 +30,7 @@ __all__ = [
     "check",
     "compare",
     "explain",
+    "export",
     "report",
     "resume",
     "run",
@@ -50,6 +52,7 @@ __getattr__ = lazy_names(
         "check": "sparing.runs.cost",
         "compare": "sparing.reports.from_python",
         "explain": "sparing.runs.explanation",
+        "export": "sparing.runs.export",
         "report": "sparing.reports.from_python",
         "resume": "sparing.runs.start",
         "run": "sparing.runs.start",

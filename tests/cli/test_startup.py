@@ -50,6 +50,7 @@ MISTAKES = {
     "pfllib -algo Nope": "-algo is 'Nope'",
     "sweep": "a sweep needs a study file",
     "compare runs --csv --json": "choose one",
+    "export runs/a": "add --peft FOLDER, --merged FOLDER, or both",
     "run local.optimiser=sdg": "local.optimiser: no optimiser is called 'sdg': did you mean 'sgd'?",
     "run local.optimizer=adgrad": "did you mean 'adagrad'?",
     "check local.optimiser=adagrad local.options.lr_decya=0.1": "adagrad knows no 'lr_decya': did you mean 'lr_decay'?",

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 import sparing
-from sparing.cli.commands import compare, federation, inspect, report, sweep, train
+from sparing.cli.commands import compare, export, federation, inspect, report, sweep, train
 from sparing.cli.commands.shared import complain
 from sparing.cli.interrupt import INTERRUPT
 from sparing.cli.rank_processes import end_rank, leave_ranks, meet_other_ranks
@@ -70,6 +70,7 @@ def _top_level(
     sparing sweep study.yaml                     search hyperparameters on validation samples
     sparing compare runs                         compare runs in tables
     sparing report runs                          compare runs in one HTML file with figures
+    sparing export RUN --peft adapter            write trained adapters as peft loads them
     sparing serve study.yaml --roster r.csv      train across real machines; `sparing join` on each of them
     """
 
@@ -84,6 +85,7 @@ _COMMANDS = (
     train.run_command,
     train.resume_command,
     train.forget_command,
+    export.export_command,
     sweep.sweep_command,
     compare.compare_command,
     report.report_command,
