@@ -48,6 +48,7 @@ docs: $(DOCS)                   ## the pages as a site: open build/site/index.ht
 
 bench: $(PEERS)                 ## docs/speed.md: against pfl, Flower and a plain loop, installed in .venv-bench
 	.venv-bench/bin/python benchmarks/speed.py --cohorts 10 100 1000 10000 --plot runs/speed.png
+	.venv-bench/bin/python benchmarks/codec_costs.py --shapes digits cnn
 
 bench-parts: $(STAMP)           ## the figures in docs/benchmarks.md
 	$(BIN)/python benchmarks/fold.py

@@ -75,6 +75,7 @@ def main() -> None:
     args = options.parse_args()
     plan = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.plan)}
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.device}, {args.repeats} x {args.rounds} rounds")
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, list[float]]] = {}
     for shape in args.shapes:
         task, study = task_of(shape, args.device)
@@ -83,12 +84,11 @@ def main() -> None:
         for _ in range(args.repeats):
             for name in args.methods:
                 times[name].append(seconds_a_round(task, METHODS[name], args.rounds, study))
+                args.json.write_text(json.dumps(found, indent=1))
         base = statistics.median(times[args.methods[0]])
         for name, seconds in times.items():
             ms = statistics.median(seconds)
             print(f"{shape:11} {name:34} {1000 * ms:9.1f} ms  {ms / base:6.2f}x", flush=True)
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
