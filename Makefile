@@ -8,7 +8,7 @@ TRITON := .venv-kernels/.ready
 MODELS := .venv-models/.ready
 FLOWER := .venv-flower/.ready
 
-.PHONY: demo check test plain kernels models federation lint docs bench bench-parts bench-bytes bench-methods bench-ranks setup clean
+.PHONY: demo check test plain kernels models federation lint docs bench bench-parts bench-bytes bench-methods bench-ranks evidence-tables setup clean
 
 demo: $(STAMP)                  ## FedAvg against seven ways to send less, on the embedded digits
 	$(BIN)/sparing demo
@@ -63,11 +63,14 @@ bench-parts: $(STAMP)           ## the figures in docs/benchmarks.md
 bench-bytes: $(STAMP)           ## real updates through every scheme, side by side
 	$(BIN)/python benchmarks/bytes.py
 
-bench-methods: $(STAMP)         ## docs/results.md: hours on 2 cores; the data must be where `sparing data` finds it
+bench-methods: $(STAMP)         ## docs/early-results.md: hours on 2 cores; the data must be where `sparing data` finds it
 	$(BIN)/python benchmarks/methods.py writers
 	$(BIN)/python benchmarks/methods.py fashion
 	$(BIN)/python benchmarks/methods.py cifar100 --device auto
 	$(BIN)/python benchmarks/fedscr.py
+
+evidence-tables: $(STAMP)       ## every table and figure of docs/results.md, from benchmarks/evidence/results
+	$(BIN)/python benchmarks/evidence/tables.py
 
 setup: $(STAMP)
 

@@ -1,7 +1,8 @@
 """FedHM's three blends and FedAvg: the tasks and settings of `methods.py`, and a short run of ResNet-18 on CIFAR-100.
 
-Each method trains with the learning rate and the temperature of its row in docs/results.md, all three blends with those
-of the published one. Every finished run is a line of the results file; those that are there are not run again.
+Each method trains with the learning rate and the temperature of its row in docs/early-results.md, all three blends
+with those of the published one. Every finished run is a line of the results file; those that are there are not run
+again.
 
     python benchmarks/fedhm.py [--tasks writers fashion cifar100 resnet18] [--seeds 0 1 2] [--device cuda]
                                [--precision float32] [--minutes 12] [--results FILE] [--rounds N] [--table]
@@ -22,7 +23,7 @@ from sparing.core.errors import TrainingError
 
 BLENDS = ("products", "increments", "partitioned")
 METHODS = ("fedavg", *BLENDS)
-SETTINGS: dict[str, dict[str, Any]] = {  # FedAvg's and FedHM's rows of docs/results.md
+SETTINGS: dict[str, dict[str, Any]] = {  # FedAvg's and FedHM's rows of docs/early-results.md
     "writers": {"fedavg": 0.08, "weight_decay": 0.001, "fedhm": 0.08, "temperature": 1.0},
     "fashion": {"fedavg": 0.03, "fedhm": 0.03, "temperature": 1.0},
     "cifar100": {"fedavg": 0.002, "fedhm": 0.002, "temperature": 0.3},

@@ -1,4 +1,4 @@
-"""Draw README's picture from the table in results.md: `python docs/draw_headline.py`."""
+"""Draw README's picture from the table in early-results.md: `python docs/draw_headline.py`."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ BELOW = {"QSGD 8 bits", "EDEN 2 bits", "low rank 0.75, down 0.95"}
 
 def rows() -> list[tuple[str, float, float, float]]:
     """(scheme, accuracy, its deviation, megabytes up) of the first table of that section, rows of all seeds."""
-    section = (DOCS / "results.md").read_text().split("## What FedAvg's accuracy costs in bytes")[1]
+    section = (DOCS / "early-results.md").read_text().split("## What FedAvg's accuracy costs in bytes")[1]
     table = section.split(TITLE)[1].split("CIFAR-100")[0] if TITLE in section else section
     row = re.compile(r"^\| (?P<name>[^|]+) \| (?P<mean>[\d.]+) ± (?P<std>[\d.]+) \|[^|]*\| (?P<up>[\d,.]+) \|", re.M)
     found = [
