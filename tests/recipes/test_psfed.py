@@ -205,6 +205,19 @@ def test_coverage_and_mask_count_are_reported():
     assert ramp == pytest.approx([count / 3, count * 2 / 3, count, count], abs=1)
 
 
+def test_after_t_rounds_a_share_of_1_minus_1_minus_p_to_the_t_has_travelled():
+    method, rounds, p = compose(LAYOUT, psfed(fraction=0.3)), 6, 0.3
+    seen = {name: torch.zeros(1, *LAYOUT.shapes[name], dtype=torch.bool) for name in LAYOUT.params}
+    travelled = []
+    for t in range(1, rounds + 1):
+        cuts = method.share.down(method.share.init(MODEL), MODEL, make_ctx([0], t=t))
+        seen = {name: mask | cuts[name].mask for name, mask in seen.items()}
+        travelled.append(sum(int(mask.sum()) for mask in seen.values()) / LAYOUT.size)
+    spread = 3 * math.sqrt(0.25 / LAYOUT.size)
+    assert travelled == pytest.approx([1 - (1 - p) ** t for t in range(1, rounds + 1)], abs=spread)
+    assert len(set(travelled)) == rounds
+
+
 def test_evaluating_has_no_side_effect_on_what_is_kept():
     method = with_psfed(selector="gradient", reset_momentum=True)
     local = {"epochs": 1, "batch": 8, "momentum": 0.9, "velocity": "kept"}
