@@ -45,7 +45,7 @@ def test_one_logit_has_two_classes():
 
 
 def test_directions():
-    assert {one.name for one in METRICS.values() if not one.higher_is_better} == {"loss", "mse", "mae"}
+    assert {one.name for one in METRICS.values() if not one.higher_is_better} == {"loss", "mse", "mae", "perplexity"}
     assert [one.name for one in read_metrics(["Top-5", "macro-f1", "R2"])] == ["top5", "macro_f1", "r2"]
 
 

@@ -11,6 +11,7 @@ from sparing.core.errors import ConfigError, DataError
 from sparing.data.arrays import dtype_name, to_tensor
 from sparing.data.augment import Augment, check_image_shape
 from sparing.data.collected import collected_pair, is_dataset, samples_from
+from sparing.data.dataset import IGNORED
 from sparing.data.inputs import Inputs, Samples, sample_tensors
 
 Pair = tuple[Any, Any]
@@ -173,11 +174,26 @@ def check_sample_values(data: Clients, what: str, labels: bool) -> None:
     """The same of samples that may be no client's."""
     for name, values in (*sample_tensors(data.x), ("y", data.y)):
         if values.is_floating_point():
-            bad = ~values.isfinite().flatten(1).all(1) if values.ndim > 1 else ~values.isfinite()
-            _refuse_first_bad_sample(bad, data, values, f"{what}: {name} is not finite", "remove or repair that sample")
+            what_is_wrong = f"{what}: {name} is not finite"
+            _refuse_first_bad_sample(~values.isfinite(), data, values, what_is_wrong, "remove or repair that sample")
     if labels and not data.y.is_floating_point():
-        bad = (data.y < 0).flatten(1).any(1) if data.y.ndim > 1 else data.y < 0
-        _refuse_first_bad_sample(bad, data, data.y, f"{what}: the label is negative", "number the classes 0, 1, 2, ...")
+        text = data.y.ndim > 1
+        fix = "number the classes 0, 1, 2, ..." + f", or {IGNORED} where nothing is guessed" * text
+        bad = (data.y < 0) & (data.y != IGNORED) if text else data.y < 0
+        _refuse_first_bad_sample(bad, data, data.y, f"{what}: the label is negative", fix)
+        if text:
+            _refuse_idle_client(data, what)
+
+
+def _refuse_idle_client(data: Clients, what: str) -> None:
+    """A client of whose sequences no target counts; of a client elsewhere nothing is known."""
+    counts = torch.cat([torch.zeros(1, dtype=torch.int64), (data.y != IGNORED).flatten(1).any(1).cumsum(0).cpu()])
+    here = (data.count > 0) & (data.start + data.count <= len(data.y))
+    end = (data.start + data.count).clamp(max=len(data.y))
+    idle = here & (counts[end] == counts[data.start.clamp(max=len(data.y))])
+    if bool(idle.any()):
+        client = int(idle.nonzero()[0])
+        raise DataError(f"{what}: all targets of client {client} are {IGNORED}, so nothing counts there: leave it out")
 
 
 def check_no_empty_client(data: Clients, what: str) -> None:
@@ -203,13 +219,13 @@ def check_same_scale(train: Samples, other: Samples, what: str) -> None:
 
 
 def _refuse_first_bad_sample(bad: Tensor, data: Clients, values: Tensor, problem: str, fix: str) -> None:
-    """Name the first bad sample by client and place."""
+    """Name the first sample with a bad value, by client and place; `bad` has the shape of the values."""
     if not bool(bad.any()):
         return
-    at = int(bad.nonzero()[0])
+    at = int(bad.nonzero()[0, 0])
     owner = ((data.start <= at) & (at < data.start + data.count)).nonzero().flatten().tolist()
     value = values[at].flatten()
-    value = value[~value.isfinite() if value.is_floating_point() else value < 0][0].item()
+    value = value[bad[at].flatten()][0].item()
     where = f"client {owner[0]}, sample {at - int(data.start[owner[0]])}" if owner else f"sample {at}"
     where += " of no client" if not owner and len(data) else ""
     raise DataError(f"{problem} ({value}) at {where}: {fix}")

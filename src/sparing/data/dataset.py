@@ -7,15 +7,18 @@ from torch import Tensor
 
 from sparing.data.inputs import Inputs, SomeSamples
 
+IGNORED = -100
+"""A target in a sequence where there is nothing to guess, as torch's own losses have it."""
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """All samples of a dataset in one pool.
 
     `x` is uint8 images `[N, C, H, W]`, float features `[N, ...]`, or int64 tokens `[N, T]`; it may be memory-mapped.
-    `y` is int64 labels `[N]` (for text, the next token at every place, `[N, T]`). `official` marks the samples that the
-    authors set aside for testing; None where they did not. `groups` holds natural ids per sample, such as writer,
-    role, domain or superclass, and `names` what their numbers mean.
+    `y` is int64 labels `[N]` (for text, the next token at every place, `[N, T]`, or IGNORED). `official` marks the
+    samples that the authors set aside for testing; None where they did not. `groups` holds natural ids per sample, such
+    as writer, role, domain or superclass, and `names` what their numbers mean.
     """
 
     name: str

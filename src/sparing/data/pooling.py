@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import DataError
-from sparing.data.dataset import Dataset
+from sparing.data.dataset import IGNORED, Dataset
 from sparing.data.files.unpacking import damage_as_data_error
 
 
@@ -164,7 +164,8 @@ def check_consistent(dataset: Dataset) -> Dataset:
 
 
 def _check_label_range(y: np.ndarray, classes: int | None, where: str) -> None:
-    bad = np.argwhere((y < 0) | (y >= (np.inf if classes is None else classes)))
+    odd = (y < 0) | (y >= (np.inf if classes is None else classes))
+    bad = np.argwhere(odd if y.ndim == 1 else odd & (y != IGNORED))
     if len(bad):
         end = "" if classes is None else f" to {classes - 1}"
         seen = int(y[tuple(bad[0])])

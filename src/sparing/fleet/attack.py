@@ -20,6 +20,7 @@ from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.keys import hashes
 from sparing.core.parcel import Parcel
 from sparing.core.tree import Models, Tree, column
+from sparing.data.dataset import IGNORED
 from sparing.tasks.task import Task
 
 
@@ -94,7 +95,7 @@ def with_flipped_labels(task: Task, who: Tensor) -> Task:
     last, y = max(int(labels.max()) for labels in seen if labels.numel()), data.y.clone()
     for i in who.nonzero()[:, 0].tolist():
         span = slice(int(data.start[i]), int(data.start[i]) + int(data.count[i]))
-        y[span] = last - y[span]
+        y[span] = torch.where(y[span] == IGNORED, y[span], last - y[span])
     other = copy.copy(task)
     other.train = replace(data, y=y)
     return other

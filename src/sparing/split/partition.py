@@ -209,8 +209,8 @@ def _draw_probe(probe: int | float, labels: np.ndarray, official: np.ndarray, na
 
 
 def dataset_labels(dataset: Dataset) -> np.ndarray:
-    """One label per sample; for text, the last token to be predicted."""
-    y = dataset.y if dataset.y.ndim == 1 else dataset.y.flatten(1)[:, -1]
+    """One label per sample; for text, the last token to be predicted, or 0 where nothing is at the last place."""
+    y = dataset.y if dataset.y.ndim == 1 else dataset.y.flatten(1)[:, -1].clamp(min=0)
     return y.numpy()
 
 

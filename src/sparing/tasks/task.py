@@ -21,7 +21,7 @@ from sparing.data.clients import (
 )
 from sparing.data.collected import is_dataset
 from sparing.data.inputs import Samples
-from sparing.train.losses import Loss, default_loss
+from sparing.train.losses import Loss, default_loss, squared_error
 from sparing.train.named_metrics import Metric, read_metrics, usual_metric
 
 __all__ = ["Clients", "Task"]
@@ -36,14 +36,15 @@ class Task:
     is one (x, y) for everybody, or one per client; then the global test set is all of them together. `loss(output, y)`
     gives one number per sample `[B]`; without it, cross entropy for integer y and mean squared error for float y. It is
     given what the model gives, of Hugging Face's outputs the logits; accuracy and the losses named here look at the
-    first tensor of a tuple. Clients in `held_out` never train; they are the new clients of an evaluation. With test
-    sets per client, `test_all` may be another global one. `probe` is one (x, y) that the server itself holds, for
-    methods that look at a gradient there; it should be no test data.
+    first tensor of a tuple. Integer y `[n, T]` are sequences, in which -100 is ignored; under cross entropy the loss is
+    the mean over all tokens of a batch. Clients in `held_out` never train; they are the new clients of an evaluation.
+    With test sets per client, `test_all` may be another global one. `probe` is one (x, y) that the server itself holds,
+    for methods that look at a gradient there; it should be no test data.
 
     `metric` is what counts, or a list of them, of which the first is what tables rank by: a name (accuracy, top5,
-    macro_f1, auc, multilabel_accuracy, multilabel_f1, mse, mae, r2, loss), a function of (outputs, targets) that gives
-    a number, or a metric of torchmetrics. Without it, accuracy, or the loss where targets are values. More is better,
-    unless the function has `higher_is_better = False`.
+    macro_f1, auc, multilabel_accuracy, multilabel_f1, mse, mae, r2, perplexity, loss), a function of (outputs, targets)
+    that gives a number, or a metric of torchmetrics. Without it, accuracy, or the loss where targets are values. More
+    is better, unless the function has `higher_is_better = False`.
     `name` stands in tables and reports; without it, the name of the model's class or of the function.
 
     >>> import torch
@@ -102,7 +103,8 @@ class Task:
         for what, x in self.others():
             check_same_scale(self.train.x, x, what)
         self.loss = loss or default_loss(self.train.y)
-        self.metrics = (usual_metric(self.train.y, self.loss),) if metric is None else read_metrics(metric)
+        usual = usual_metric(self.train.y, self.loss)
+        self.metrics = (usual,) if metric is None else _fitting_metrics(metric, self.loss)
         self.held_out = _check_held_out(held_out, len(self.train))
         self.samples = int(self.train.count.sum()) - int(self.train.count[self.held_out].sum())
 
@@ -140,7 +142,7 @@ class Task:
     def measured_by(self, metrics: Sequence[Any]) -> "Task":
         """The same task with these metrics."""
         other = copy.copy(self)
-        other.metrics = read_metrics(list(metrics))
+        other.metrics = _fitting_metrics(list(metrics), self.loss)
         return other
 
     def on_validation(self) -> "Task":
@@ -178,6 +180,13 @@ def _task_name(name: str | None, model: Any) -> str:
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"the task's name is {name!r}; give it some letters, such as name='cars'")
     return " ".join(name.split())
+
+
+def _fitting_metrics(given: Any, loss: Loss) -> tuple[Metric, ...]:
+    metrics = read_metrics(given)
+    if loss is squared_error and any(one.of_loss is not None for one in metrics):
+        raise ConfigError("the metric 'perplexity' is of classes, but the targets are values; choose mse or r2")
+    return metrics
 
 
 def copy_model(model: nn.Module) -> nn.Module:

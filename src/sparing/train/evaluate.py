@@ -14,10 +14,10 @@ from sparing.data.clients import Clients
 from sparing.data.dataset import to_network_input
 from sparing.data.inputs import Samples
 from sparing.train.keyed_layers import looks_at_batches
-from sparing.train.losses import Loss, accuracy, sample_losses, yes_or_no, yes_or_no_accuracy
+from sparing.train.losses import Loss, accuracy, sample_losses, sample_weights, yes_or_no, yes_or_no_accuracy
 from sparing.train.metrics import micro_aucs
 from sparing.train.model_call import call_model, main_tensor
-from sparing.train.named_metrics import Metric, metric_values, metrics_by_client
+from sparing.train.named_metrics import Metric, metric_values, metrics_by_client, metrics_of_loss
 from sparing.train.torch_rng import GATE, own_rng
 from sparing.train.working_copy import (
     WorkingCopy,
@@ -37,6 +37,7 @@ class Scores(NamedTuple):
     guesses: Tensor  # [n, C] probabilities where the output is a choice between classes or yes or no, else [n, 0]
     y: Tensor  # [n, ...] their targets
     outputs: Tensor  # [n, ...] where metrics ask for them, else [n, 0]
+    weights: Tensor  # [n] what each counts in a mean: of sequences, their tokens
 
 
 Score = Callable[[Tensor], Scores]
@@ -89,8 +90,8 @@ def evaluate_rows(
     """Client k's model (leaves `[K, *shape]`, or `[1, *shape]` for all) on the samples of client ids[k].
 
     Gives accuracy, loss, auc and the `metrics`, float64 `[K]`, and count, int64 `[K]`, on the CPU. A client without
-    samples has NaN; so have accuracy and auc where targets are neither classes nor 0 and 1. `static`: BatchNorm uses
-    batch statistics, as in training.
+    samples has NaN; so have accuracy and auc where targets are neither classes nor 0 and 1. Of sequences, accuracy and
+    loss are means over tokens. `static`: BatchNorm uses batch statistics, as in training.
 
     Models of their own are run one by one, so that a row does not depend on the chunk, or all at once where the
     `runner` does so and the last bits may; a model that looks at batch statistics always runs by itself. One model for
@@ -122,11 +123,15 @@ def evaluate_rows(
                 parts.append(_scores(work, loss, x, y, torch.arange(len(x)), keep))
             found = _joined_scores(parts)
         area = _areas(found, owner.to(work.device, non_blocking=True), k)
-        figures = torch.cat([found.hits.double(), found.losses.double(), area]).cpu()
-    hits, losses, area = figures.split([len(owner), len(owner), k])
-    right, lost = (torch.zeros(k, dtype=torch.float64).index_add_(0, owner, x) for x in (hits, losses))
+        weight = found.weights.double()
+        figures = torch.cat([found.hits.double() * weight, found.losses.double() * weight, weight, area]).cpu()
+    n = len(owner)
+    sums = (torch.zeros(k, dtype=torch.float64).index_add_(0, owner, x) for x in figures.split([n, n, n, k])[:3])
+    right, lost, weighed = sums
+    loss_K = lost / weighed
     asked = metrics_by_client(metrics, found.outputs.cpu(), found.y.cpu(), count.tolist()) if keep else {}
-    return {"accuracy": right / count, "loss": lost / count, "auc": area, "count": count, **asked}
+    asked = {**asked, **metrics_of_loss(metrics, loss_K)}
+    return {"accuracy": right / weighed, "loss": loss_K, "auc": figures[3 * n :], "count": count, **asked}
 
 
 def evaluate_all(
@@ -152,9 +157,12 @@ def evaluate_all(
         load_row(work, tree, 0)
         found = _scores(work, loss, x, y, torch.arange(len(x), device=x.device), keep, spread)
         area = _areas(found, torch.zeros(len(x), dtype=torch.int64, device=work.device), 1)
-        figures = torch.stack([found.hits.double().mean(), found.losses.double().mean(), area[0]])
+        weight = found.weights.double()
+        right, lost = ((x.double() * weight).sum() / weight.sum() for x in (found.hits, found.losses))
+        figures = torch.stack([right, lost, area[0]])
     hit, lost, under = figures.tolist()
     asked = metric_values(metrics, found.outputs.cpu(), found.y.cpu()) if keep else {}
+    asked |= {name: float(x) for name, x in metrics_of_loss(metrics, figures[1]).items()}
     return {"accuracy": hit, "loss": lost, "auc": under, "count": len(x), **asked}
 
 
@@ -193,16 +201,18 @@ def scored_batch(loss: Loss, output: Any, y: Tensor, keep: bool = False) -> Scor
             "tensor: let its forward give the tensor alone unless self.training"
         )
     outputs = first if keep else first.new_zeros(len(first), 0)
+    weights = sample_weights(loss, y)
+    weights = first.new_ones(len(first), dtype=torch.float32) if weights is None else weights
     if yes_or_no(first, y, loss):
         guesses = first.reshape(len(first), -1).sigmoid()
-        return Scores(yes_or_no_accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs)
+        return Scores(yes_or_no_accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs, weights)
     plain = first.ndim == 2 and y.ndim == 1 and not y.is_floating_point()
     guesses = first.softmax(1) if plain else first.new_zeros(len(first), 0)
-    return Scores(accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs)
+    return Scores(accuracy(first, y), sample_losses(loss, output, y), guesses, y, outputs, weights)
 
 
 def _joined_scores(parts: list[Scores]) -> Scores:
     if not parts:
         none = torch.zeros(0)
-        return Scores(none, none, none, none, none)
+        return Scores(none, none, none, none, none, none)
     return Scores(*(torch.cat(part) for part in zip(*parts, strict=True)))

@@ -10,7 +10,7 @@ from sparing.core.tree import Tree
 from sparing.data.dataset import to_network_input
 from sparing.data.inputs import Samples
 from sparing.train.evaluate import CopyMaker, frozen_copy
-from sparing.train.losses import Loss, sample_losses
+from sparing.train.losses import Loss, sample_losses, sample_weights
 from sparing.train.model_call import call_model
 from sparing.train.torch_rng import own_rng
 from sparing.train.working_copy import (
@@ -57,14 +57,17 @@ def gradient_at(
             layer.dropout = 0.0
     names = [name for name in work.state if name in work.params]
     params = [work.state[name] for name in names]
-    total = [torch.zeros_like(p) for p in params]
+    total, weighed = [torch.zeros_like(p) for p in params], 0.0
     with torch.enable_grad(), own_rng(work.device), intra_op(1):
         load_row(work, tree, 0)
         for place in torch.arange(len(x), device=x.device).tensor_split(-(-len(x) // EVALUATED_AT_ONCE)):
             output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
-            losses = sample_losses(loss, output, y.index_select(0, place).to(work.device))
+            target = y.index_select(0, place).to(work.device)
+            losses, weights = sample_losses(loss, output, target), sample_weights(loss, target)
+            losses = losses if weights is None else losses * weights
             total = [so_far + more for so_far, more in zip(total, gradients(losses.sum(), params), strict=True)]
-    found = {name: (g / len(x)).contiguous()[None] for name, g in zip(names, total, strict=True)}
+            weighed += len(losses) if weights is None else float(weights.sum())
+    found = {name: (g / max(weighed, 1)).contiguous()[None] for name, g in zip(names, total, strict=True)}
     for name, g in found.items():
         if not bool(g.isfinite().all()):
             raise TrainingError(f"the gradient of {name!r} on the probe set is not finite; lower the learning rates")

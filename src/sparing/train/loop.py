@@ -17,7 +17,7 @@ from sparing.train.batches import counted_from
 from sparing.train.call import PathCall, check_finite, diverged
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
-from sparing.train.losses import sample_losses
+from sparing.train.losses import batch_mean, sample_losses, sample_weights
 from sparing.train.model_call import call_model
 from sparing.train.optim import (
     beside_rows,
@@ -83,23 +83,25 @@ def _train_phase(
     memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
     reported = ReportedLoss(lesson, k, number)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
-        loss = sample_losses(lesson.loss, call_model(work.module, x), y).mean()
-        reported.add(t, loss, len(y))
+        losses, weights = sample_losses(lesson.loss, call_model(work.module, x), y), sample_weights(lesson.loss, y)
+        loss = batch_mean(losses, weights)
+        reported.add(t, loss, len(y) if weights is None else float(weights.sum()))
         update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))
     return reported.mean
 
 
 class ReportedLoss:
-    """The mean over the samples visited in the last epoch of a phase, or in all its steps where it counts steps."""
+    """The mean over the samples visited in the last epoch of a phase, or in all its steps where it counts steps; of
+    sequences, over their tokens."""
 
     def __init__(self, lesson: PathCall, k: int, number: int) -> None:
         self.client, self.round, self.number = int(lesson.ctx.ids[k]), lesson.ctx.round, number
         self.phase = lesson.local.phases[number]
         self.begin = counted_from(self.phase, int(lesson.data.count[self.client]))
-        self.total, self.visited = 0.0, 0
+        self.total, self.visited = 0.0, 0.0
 
-    def add(self, t: int, loss: Tensor, size: int) -> None:
+    def add(self, t: int, loss: Tensor, size: float) -> None:
         """Step t; a loss that left the finite world is refused."""
         value = float(loss.detach())
         if not math.isfinite(value):
@@ -109,4 +111,4 @@ class ReportedLoss:
 
     @property
     def mean(self) -> float:
-        return self.total / self.visited
+        return self.total / max(self.visited, 1)

@@ -1,4 +1,9 @@
-"""Losses and accuracy per sample: `(output, y) -> [B]`."""
+"""Losses and accuracy per sample: `(output, y) -> [B]`, and what a batch of them comes to.
+
+Targets of sequences `[B, T]` may hold -100 where there is nothing to guess, as after the end of a shorter one: such a
+place counts in no loss and no accuracy. Under cross entropy a batch then comes to the mean over its tokens, so a
+sequence weighs as many as it has.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from sparing.core.errors import ConfigError, DataError
+from sparing.data.dataset import IGNORED
 from sparing.train.model_call import main_tensor
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -48,7 +54,7 @@ def in_float32(output: Any) -> Any:
 
 
 def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
-    """Classes `y [B]`, or sequences `[B, T]` with the mean over T.
+    """Classes `y [B]`, or sequences `[B, T]` with the mean over the places that count; zero where none does.
 
     The class axis of `output` is the last one, or axis 1 where only that fits y.
 
@@ -62,8 +68,34 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
         raise DataError(
             f"the model gives {tuple(output.shape)} for targets {tuple(y.shape)}: give it {(*y.shape, 'classes')}"
         )
-    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="none")
-    return flat.reshape(y.shape[0], -1).mean(1)
+    flat = F.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), reduction="none", ignore_index=IGNORED)
+    return flat.reshape(y.shape[0], -1).sum(1) / _tokens(y).clamp(min=1)
+
+
+def _tokens(y: Tensor) -> Tensor:
+    """How many places of each sample count: [B]."""
+    return (y != IGNORED).flatten(1).sum(1)
+
+
+def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:
+    """What each sample counts in a mean, float32 `[B]`: its tokens, under our cross entropy; None: all the same.
+
+    >>> sample_weights(cross_entropy, torch.tensor([[3, 1, -100], [2, -100, -100]]))
+    tensor([2., 1.])
+    """
+    return _tokens(y).float() if loss is cross_entropy and y.ndim > 1 else None
+
+
+def batch_mean(losses: Tensor, weights: Tensor | None = None, real: Tensor | None = None) -> Tensor:
+    """The mean over the last axis, which is a batch's samples; `real`: false for those that only fill it up.
+
+    >>> float(batch_mean(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 1.0])))
+    2.0
+    """
+    if weights is None:
+        return losses.mean(-1) if real is None else torch.where(real, losses, 0.0).sum(-1) / real.sum(-1).clamp(min=1)
+    weights = weights if real is None else torch.where(real, weights, 0.0)
+    return (losses * weights).sum(-1) / weights.sum(-1).clamp(min=1)
 
 
 def squared_error(output: Tensor, y: Tensor) -> Tensor:
@@ -77,7 +109,8 @@ def squared_error(output: Tensor, y: Tensor) -> Tensor:
 
 
 def accuracy(output: Tensor, y: Tensor) -> Tensor:
-    """Share of each sample's labels guessed right, `[B]`; NaN where the output is no choice between classes.
+    """Share of each sample's labels guessed right, `[B]`, of sequences among the places that count; NaN where the
+    output is no choice between classes.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([1., 0.])
@@ -85,7 +118,8 @@ def accuracy(output: Tensor, y: Tensor) -> Tensor:
     logits = None if y.is_floating_point() else classes_last(output, y)
     if logits is None or logits.shape[-1] < 2:
         return torch.full((len(y),), torch.nan, device=y.device)
-    return (logits.argmax(-1) == y).float().reshape(len(y), -1).mean(1)
+    right = (logits.argmax(-1) == y).float()
+    return right if y.ndim == 1 else right.flatten(1).sum(1) / _tokens(y).clamp(min=1)
 
 
 def yes_or_no(output: Tensor, y: Tensor, loss: Loss) -> bool:

@@ -16,6 +16,7 @@ HIGHER_IS_BETTER = {
     "mse": False,
     "mae": False,
     "r2": True,
+    "perplexity": False,
 }
 
 

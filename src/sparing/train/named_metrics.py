@@ -1,7 +1,8 @@
 """Metrics by name, or of one's own: functions `(outputs, targets) -> number` over all samples of a set.
 
-Accuracy, loss and auc are measured in any case. Whatever else is asked for is computed from the outputs of all samples,
-gathered on the CPU. Outputs are what the model gives: logits, or values where targets are floats.
+Accuracy, loss and auc are measured in any case, and perplexity follows from the loss. Whatever else is asked for is
+computed from the outputs of all samples, gathered on the CPU. Outputs are what the model gives: logits, or values where
+targets are floats. In sequences, places whose target is IGNORED do not count.
 """
 
 import math
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.errors import ConfigError
+from sparing.data.dataset import IGNORED
 from sparing.train.losses import Loss, classes_last, squared_error
 from sparing.train.metric_names import HIGHER_IS_BETTER, known_metric
 
@@ -22,14 +24,16 @@ class Metric(NamedTuple):
     name: str
     of: MetricFunction | None = None  # None: it is measured in any case
     higher_is_better: bool = True
+    of_loss: Callable[[Tensor], Tensor] | None = None  # what it is of the mean loss alone
 
 
 def _guessed_classes(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Guesses and labels, flat, and the number of classes; one logit says yes where it is above zero."""
+    """Guesses and labels that count, flat, and the number of classes; one logit says yes where it is above zero."""
     logits = classes_last(outputs, y)
     if logits is None or logits.shape[-1] < 2:
         return _yes_or_no(outputs, y)[0].flatten().long(), y.flatten().long(), 2
-    return logits.argmax(-1).flatten(), y.flatten().long(), logits.shape[-1]
+    counts = y != IGNORED
+    return logits.argmax(-1)[counts], y[counts].long(), logits.shape[-1]
 
 
 def _yes_or_no(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +60,7 @@ def top5(outputs: Tensor, y: Tensor) -> float:
     if logits is None:
         raise ValueError(f"outputs {tuple(outputs.shape)} are no choice between classes for targets {tuple(y.shape)}")
     likeliest = logits.topk(min(5, logits.shape[-1]), dim=-1).indices
-    return float((likeliest == y[..., None]).any(-1).double().mean())
+    return float((likeliest == y[..., None]).any(-1)[y != IGNORED].double().mean())
 
 
 def macro_f1(outputs: Tensor, y: Tensor) -> float:
@@ -117,7 +121,10 @@ def r2(outputs: Tensor, y: Tensor) -> float:
 _FUNCTIONS: dict[str, MetricFunction] = {
     one.__name__: one for one in (top5, macro_f1, multilabel_accuracy, multilabel_f1, mse, mae, r2)
 }
-METRICS = {name: Metric(name, _FUNCTIONS.get(name), better) for name, better in HIGHER_IS_BETTER.items()}
+_OF_LOSS = {"perplexity": torch.exp}
+METRICS = {
+    name: Metric(name, _FUNCTIONS.get(name), better, _OF_LOSS.get(name)) for name, better in HIGHER_IS_BETTER.items()
+}
 ACCURACY, LOSS, AUC = (METRICS[name] for name in ("accuracy", "loss", "auc"))
 
 
@@ -189,6 +196,15 @@ def metric_values(metrics: Sequence[Metric], outputs: Tensor, y: Tensor) -> dict
             seen = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)}"
             raise ConfigError(f"the metric {name!r} gives no number for {seen} ({said}): choose another") from error
     return found
+
+
+def metrics_of_loss(metrics: Sequence[Metric], loss: Tensor) -> dict[str, Tensor]:
+    """Those that follow from mean losses, of any shape.
+
+    >>> metrics_of_loss(read_metrics(["accuracy", "perplexity"]), torch.tensor(2.0).log())
+    {'perplexity': tensor(2.)}
+    """
+    return {one.name: one.of_loss(loss) for one in metrics if one.of_loss is not None}
 
 
 def metrics_by_client(

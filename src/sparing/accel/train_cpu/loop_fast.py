@@ -21,7 +21,7 @@ from sparing.train.call import PathCall, check_finite
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
 from sparing.train.loop import ReportedLoss, rows_for
-from sparing.train.losses import in_float32, sample_losses
+from sparing.train.losses import batch_mean, in_float32, sample_losses, sample_weights
 from sparing.train.model_call import call_model
 from sparing.train.optim import (
     beside_rows,
@@ -79,8 +79,10 @@ def _train_phase_fast(
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
         with _halved(half):
             output = call_model(work.module, x)
-        loss = sample_losses(lesson.loss, in_float32(output) if half else output, y).mean()
-        reported.add(t, loss, len(y))
+        losses = sample_losses(lesson.loss, in_float32(output) if half else output, y)
+        weights = sample_weights(lesson.loss, y)
+        loss = batch_mean(losses, weights)
+        reported.add(t, loss, len(y) if weights is None else float(weights.sum()))
         if layers:
             descend(loss, params, layers, phase.optimiser.lr)
         else:

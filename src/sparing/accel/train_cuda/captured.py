@@ -12,7 +12,7 @@ from sparing.accel.bf16 import refuse_half_on_cuda
 from sparing.accel.cuda import has_triton
 from sparing.accel.train_cuda.recording import Recording
 from sparing.accel.train_cuda.sheet import Played
-from sparing.accel.train_stacked.schedule import StepTable, reported_losses, step_table_here
+from sparing.accel.train_stacked.schedule import StepTable, counted_in_tokens, reported_losses, step_table_here
 from sparing.accel.train_stacked.stacked import train_stacked
 from sparing.core.errors import TrainingError
 from sparing.core.method import Local, Phase
@@ -98,7 +98,9 @@ def _play_in_step(lesson: PathCall, recorder: Recorder) -> tuple[Played, Tensor]
         state = state if played is None else state | dict(played.after)
         with TURN:
             played = find_player(recorder, lesson, phase, table, state).play(state, table)
-            losses = reported_losses(played.losses, table._replace(counts=played.counts), phase, number, ctx)
+            told = counted_in_tokens(table, lesson.loss, data.y)
+            told = table._replace(counts=played.counts) if told is table else told
+            losses = reported_losses(played.losses, told, phase, number, ctx)
     return None if played is None else (played, losses)
 
 

@@ -20,7 +20,7 @@ from sparing.accel.keyed_classes import stacked_copy
 from sparing.accel.train_stacked.stacked import refuse_unstackable
 from sparing.core.method import Phase
 from sparing.train.call import PathCall
-from sparing.train.losses import in_float32, sample_losses
+from sparing.train.losses import batch_mean, in_float32, sample_losses, sample_weights
 from sparing.train.model_call import call_with_state
 from sparing.train.optim import Beside, update_params
 from sparing.train.working_copy import trained_names
@@ -94,7 +94,7 @@ class ClientStep:
             if before != {name: (id(state[name]), state[name]._version) for name in rest}:
                 raise Uncompilable("its buffers move")
             losses = sample_losses(self.loss, in_float32(output), given.y)
-            return torch.where(given.real, losses, 0.0).sum() / given.real.sum().clamp(min=1)
+            return batch_mean(losses, sample_weights(self.loss, given.y), given.real)
 
         grads, loss = grad_and_value(mean_loss)(used)
         self.work.step.begin(None)

@@ -23,7 +23,7 @@ from sparing.core.ops import place
 from sparing.core.tree import Tree, column
 from sparing.data.dataset import to_network_input
 from sparing.train.call import PathCall
-from sparing.train.losses import cross_entropy, in_float32, sample_losses
+from sparing.train.losses import batch_mean, cross_entropy, in_float32, sample_losses, sample_weights
 from sparing.train.optim import Beside, Memory, factor_pairs, fresh_memory, is_plain_sgd, update_params
 from sparing.train.working_copy import trained_names
 
@@ -261,7 +261,7 @@ class Recording:
             beside = {n: v if n in self.buffers else v.to(self.half) for n, v in rest.items()}
             state = {**params, **beside, **weights}
             losses = self.losses(functional_call(work.module, state, (x,)), y)
-            total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum().clamp(min=1)
+            total = batch_mean(losses, sample_weights(self.loss, y), real)
             return total, ({n: v.detach() for n, v in past.saw.items()}, {n: state[n].detach() for n in self.buffers})
 
         params = self.rows(self.near)

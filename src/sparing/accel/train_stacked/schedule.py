@@ -16,6 +16,7 @@ from sparing.core.ops import place
 from sparing.data.clients import Clients
 from sparing.train.call import diverged
 from sparing.train.keyed_layers import keys_told_apart
+from sparing.train.losses import Loss, sample_weights
 
 WORDS = 1 << 23  # hashes sorted at once
 FEW = 1 << 13  # hashes up to which launching work on a device costs more than doing it
@@ -159,6 +160,21 @@ def _shuffled(keys: Tensor, counts: Tensor, longest: int) -> Tensor:
     return hashes(keys, longest).masked_fill_(beyond, LAST).argsort(dim=1, stable=True)
 
 
+def counted_in_tokens(table: StepTable, loss: Loss, y: Tensor) -> StepTable:
+    """The table with what each step weighs in the reported loss, where samples do not all weigh the same."""
+    if sample_weights(loss, y[:1]) is None:
+        return table
+    weights = [_step_weights(loss, y, *step) for step in zip(table.places, table.real, strict=True)]
+    return table._replace(counts=torch.where(table.counts > 0, torch.stack(weights).cpu(), 0.0))
+
+
+def _step_weights(loss: Loss, y: Tensor, places: Tensor, real: Tensor) -> Tensor:
+    """Of one step, `[K]`."""
+    weights = sample_weights(loss, y.index_select(0, places.flatten()))
+    assert weights is not None
+    return (weights.view(places.shape).to(real.device) * real).sum(1)
+
+
 def reported_losses(seen: Tensor, table: StepTable, phase: Phase, number: int, ctx: Ctx) -> Tensor:
     """The mean loss per client, back in the order of ctx.ids; refuses losses that left the finite world."""
 
@@ -171,5 +187,5 @@ def reported_losses(seen: Tensor, table: StepTable, phase: Phase, number: int, c
 
     ctx.require(fine, first_diverged)
     counts = place(table.counts, seen.device)
-    means = (seen.double() * counts).sum(0) / counts.sum(0)
+    means = (seen.double() * counts).sum(0) / counts.sum(0).clamp(min=1)
     return means if table.ordered else means[place(table.order.argsort(), seen.device)]

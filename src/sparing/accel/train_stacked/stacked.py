@@ -16,7 +16,7 @@ from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sparing.accel.keyed_classes import LoopNorm, stacked_copy
-from sparing.accel.train_stacked.schedule import reported_losses, step_table
+from sparing.accel.train_stacked.schedule import counted_in_tokens, reported_losses, step_table
 from sparing.core.errors import ConfigError
 from sparing.core.method import Phase
 from sparing.core.threads import intra_op
@@ -25,7 +25,7 @@ from sparing.data.augment import augment_batch
 from sparing.data.dataset import to_network_input
 from sparing.data.inputs import Samples
 from sparing.train.call import PathCall, check_finite
-from sparing.train.losses import Loss, sample_losses
+from sparing.train.losses import Loss, batch_mean, sample_losses, sample_weights
 from sparing.train.model_call import call_with_state
 from sparing.train.optim import (
     beside_rows,
@@ -117,7 +117,7 @@ def _train_phase_together(
         if name not in lent:
             state[name][back] = x
     remember_velocities(memory, names, remembered, back)
-    return reported_losses(seen.cpu(), table, phase, number, lesson.ctx)
+    return reported_losses(seen.cpu(), counted_in_tokens(table, lesson.loss, data.y), phase, number, lesson.ctx)
 
 
 _Stepper = Callable[[Tree, Samples, Tensor, Tensor | None, Tensor], tuple[list[Tensor], Tensor, Tree]]
@@ -133,8 +133,7 @@ def _batch_step(work: WorkingCopy, loss: Loss, names: list[str], lent: set[str])
         work.step.begin(key, real)
         state = {**params, **rest}
         losses = sample_losses(loss, call_with_state(work.module, state, x), y)
-        total = losses.mean() if real is None else torch.where(real, losses, 0.0).sum() / real.sum()
-        return total, {name: state[name].detach() for name in buffers}
+        return batch_mean(losses, sample_weights(loss, y), real), {name: state[name].detach() for name in buffers}
 
     def step(
         state: Tree, x: Samples, y: Tensor, real: Tensor | None, keys: Tensor
