@@ -158,6 +158,11 @@ def test_methods_are_listed_with_options_and_papers():
         assert all(f"{name}=" in text for name in entry["options"])
 
 
+def test_explain_takes_a_method_as_run_does():
+    shown = [call("explain", method).stdout for method in ("psfed+int8", "method=psfed+int8")]
+    assert shown[0] == shown[1] != ""
+
+
 def test_demo_prints_a_row_for_every_method():
     result = call("demo", "--rounds", 1)
     assert result.exit_code == 0

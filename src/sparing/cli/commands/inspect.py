@@ -50,7 +50,8 @@ def explain_command(
     """
     from sparing.cli.study_files import load_known_study
 
-    study, sides = load_known_study(None, [f"method={method}", f"task.model={model}"]), parse_shape(shape)
+    named = method.removeprefix("method=")  # as `run` takes it
+    study, sides = load_known_study(None, [f"method={named}", f"task.model={model}"]), parse_shape(shape)
     assert study.task.model is not None
     if study.task.code():
         raise ConfigError(f"--model is {model!r}, and explain runs no code but sparing's; `sparing check` does")
