@@ -17,7 +17,12 @@ def study_of(setting: Setting, row: Row, job: Job) -> dict[str, Any]:
     study["task"] = {**study["task"], "validation": 0.2 if rate else 0.0}
     who = {"global": ["global"], "personal": ["global", "personalized"], "after": ["global", "personalized", "after"]}
     every = rounds if rate else max(1, rounds // setting.evaluations)
-    judged = {"every": every, "who": who[row.judged], "set": "validation" if rate else "test"}
+    judged = {
+        **study.get("evaluate", {}),
+        "every": every,
+        "who": who[row.judged],
+        "set": "validation" if rate else "test",
+    }
     return {**study, "method": row.method, "rounds": rounds, "seed": job["seed"], "evaluate": judged}
 
 

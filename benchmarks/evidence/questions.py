@@ -1,5 +1,6 @@
 """All questions, in the order in which they are settled."""
 
+import ask_adapters
 import ask_bytes
 import ask_filters
 import ask_masks
@@ -10,5 +11,16 @@ import ask_shrinkage
 import ask_spread
 from question import Question
 
-_MODULES = (ask_bytes, ask_personal, ask_shrinkage, ask_masks, ask_pairs, ask_ranks, ask_filters, ask_spread)
-QUESTIONS: dict[str, Question] = {module.QUESTION.name: module.QUESTION for module in _MODULES}
+_QUESTIONS = (
+    ask_bytes.QUESTION,
+    ask_personal.QUESTION,
+    ask_shrinkage.QUESTION,
+    ask_masks.QUESTION,
+    ask_pairs.QUESTION,
+    ask_ranks.QUESTION,
+    ask_filters.QUESTION,
+    ask_spread.QUESTION,
+    ask_adapters.QUESTION,
+    ask_adapters.VISION_QUESTION,
+)
+QUESTIONS: dict[str, Question] = {question.name: question for question in _QUESTIONS}
