@@ -20,7 +20,7 @@ def lora(
     alpha: float = 16.0,
     targets: Sequence[str] = ("q_proj", "v_proj"),
     ranks: Sequence[int] = (),
-    blend: Literal["average", "freeze-a", "padded", "svd", "partitioned", "increments"] | None = None,
+    blend: Literal["average", "freeze-a", "exact", "padded", "svd", "partitioned", "increments", "stack"] | None = None,
     scale: Scale | None = None,
     keep: blends.Keep = "largest",
     full: Sequence[str] = (),
@@ -36,16 +36,16 @@ def lora(
     kept = blends.kept_rank(keep, how, offered)
 
     def remake(model: nn.Module, static: bool, seed: int) -> nn.Module:
-        settings = adapted.AdapterSettings(offered.most, offered.scale_at(offered.most), how.trains_a, seed)
+        settings = adapted.AdapterSettings(offered.most, offered.scale_at(offered.most), how.trains_a, seed, how.merges)
         return adapted.adapted_model(model, targets, full, settings, kept)
 
     def apply(method: Method) -> Method:
-        if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
-            return method
+        if method.size is not None:  # the share and the codecs of one size
+            return how.travels(method)
         if method.fit is not None or method.layout.bases:
             raise MethodError("lora cannot resize a model that another part resizes already; keep one of them")
         blends.refuse_unadapted(method, full)
-        method = how.apply(method, offered, kept)
+        method = how.apply(how.travels(method), offered, kept)
         return with_rule(method, blends.refuse_other_sizes(method))
 
     return Remade(apply, remake)

@@ -26,7 +26,7 @@ from sparing.core.errors import MethodError, nearest_name
 from sparing.core.keys import client_keys, hashes, tag_word, uniforms
 from sparing.core.tree import bases_in
 
-A, B = "lora_a.weight", "lora_b.weight"
+A, B, MERGED = "lora_a.weight", "lora_b.weight", "merged.weight"
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Shape = tuple[int, ...]
 
@@ -36,6 +36,7 @@ class AdapterSettings(NamedTuple):
     scale: float
     trains_a: bool = True
     seed: int = 0
+    merges: bool = False  # whether the server may add to the frozen layer, beside it
 
 
 class Adapted(nn.Module):
@@ -47,13 +48,16 @@ class Adapted(nn.Module):
         rows = keyed_rows(path, settings.seed, 0, settings.rank, tuple(self.lora_a.weight.shape[1:]))
         self.lora_a.weight = nn.Parameter(rows.to(self.lora_a.weight), requires_grad=settings.trains_a)
         self.lora_b.weight = nn.Parameter(torch.zeros_like(self.lora_b.weight))
+        self.merged = _layer_of_zeros(layer) if settings.merges else None
 
     def forward(self, x: Tensor) -> Tensor:
+        out = self.base(x)
+        if self.merged is not None:
+            out = out + self.merged(x.to(self.merged.weight.dtype)).to(out.dtype)
         if not self.rank:
-            return self.base(x) + (self.lora_a.weight[:0].sum() + self.lora_b.weight.sum())  # zero, with gradients
+            return out + (self.lora_a.weight[:0].sum() + self.lora_b.weight.sum())  # zero, with gradients
         thin = self.lora_a(x.to(self.lora_a.weight.dtype))
         thin = thin if thin.shape[self.axis] == self.rank else thin.narrow(self.axis, 0, self.rank)
-        out = self.base(x)
         return out + (self.scale * self.lora_b(thin)).to(out.dtype)
 
     @property
@@ -61,7 +65,8 @@ class Adapted(nn.Module):
         """What the layer amounts to, for whoever reads a weight instead of calling the layer, as attention may."""
         base: Any = self.base.weight
         product = self.lora_b.weight.flatten(1) @ self.lora_a.weight[: self.rank].flatten(1)
-        return base + (self.scale * product).reshape(base.shape).to(base.dtype)
+        added = (self.scale * product).reshape(base.shape)
+        return base + (added if self.merged is None else added + self.merged.weight).to(base.dtype)
 
     @property
     def bias(self) -> Tensor | None:
@@ -72,17 +77,39 @@ def _thin_layers(layer: nn.Module, rank: int) -> tuple[int, Any, Any]:
     """The axis of a layer's outputs, and the two layers of its adapter, not filled yet."""
     weight: Any = layer.weight
     kind = {"dtype": weight.dtype if weight.dtype.itemsize > 2 else torch.float32, "device": weight.device}
-    empty: Any = torch.nn.utils.skip_init
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
         if isinstance(layer, nn.Linear):
-            a = empty(nn.Linear, layer.in_features, rank, bias=False, **kind)
-            return -1, a, empty(nn.Linear, rank, layer.out_features, bias=False, **kind)
+            b = _empty_layer(nn.Linear, rank, layer.out_features, **kind)
+            return -1, _layer_of_shape(layer, rank, **kind), b
         assert isinstance(layer, CONVOLUTIONS)
-        conv = next(one for one in CONVOLUTIONS if isinstance(layer, one))
-        along: Any = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
-        a = empty(conv, layer.in_channels, rank, layer.kernel_size, bias=False, **along, **kind)
-        return -1 - len(layer.kernel_size), a, empty(conv, rank, layer.out_channels, 1, bias=False, **kind)
+        b = _empty_layer(_kind_of_convolution(layer), rank, layer.out_channels, 1, **kind)
+        return -1 - len(layer.kernel_size), _layer_of_shape(layer, rank, **kind), b
+
+
+def _layer_of_shape(layer: nn.Module, outputs: int, **kind: Any) -> Any:
+    """One like it with so many outputs, no bias, and not filled yet."""
+    if isinstance(layer, nn.Linear):
+        return _empty_layer(nn.Linear, layer.in_features, outputs, **kind)
+    assert isinstance(layer, CONVOLUTIONS)
+    along: Any = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+    return _empty_layer(_kind_of_convolution(layer), layer.in_channels, outputs, layer.kernel_size, **along, **kind)
+
+
+def _layer_of_zeros(layer: nn.Module) -> Any:
+    """One like it, in float32 and frozen, that adds nothing yet."""
+    weight: Any = layer.weight
+    zeros = _layer_of_shape(layer, len(weight), dtype=torch.float32, device=weight.device)
+    zeros.weight = nn.Parameter(torch.zeros_like(zeros.weight), requires_grad=False)
+    return zeros
+
+
+def _empty_layer(*args: Any, **options: Any) -> Any:
+    return torch.nn.utils.skip_init(*args, bias=False, **options)
+
+
+def _kind_of_convolution(layer: nn.Module) -> Any:
+    return next(one for one in CONVOLUTIONS if isinstance(layer, one))
 
 
 def keyed_rows(path: str, seed: int, round: int, rank: int, shape: Shape) -> Tensor:
