@@ -310,11 +310,11 @@ def test_convolutions_in_groups_are_refused():
         composed([{"lora": {"targets": ["0"]}}], nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)))
 
 
-def test_a_network_that_peft_has_wrapped_trains_without():
+def test_layers_of_an_older_peft_are_refused():
     layer = nn.Linear(4, 4)
     layer.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2)})
-    with pytest.raises(MethodError, match="peft has wrapped already"):
-        composed([{"lora": {"targets": ["0"], "rank": 1}}], nn.Sequential(layer))
+    with pytest.raises(MethodError, match=r"of another kind \(of an older version\); unload it"):
+        composed([{"lora": {"rank": 1}}], nn.Sequential(layer))
 
 
 def test_explain_says_what_trains_and_what_is_frozen():

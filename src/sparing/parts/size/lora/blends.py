@@ -22,6 +22,7 @@ class AdapterBlend(NamedTuple):
     trains_a: bool = True
     ranks_may_differ: bool = True
     merges: bool = False  # whether the server adds to the frozen layers
+    anew: bool = False  # whether adapters start anew each round
     travels: Callable[[Method], Method] = lambda method: method  # what it makes of the method as any size sees it
 
 
@@ -88,7 +89,7 @@ BLENDS: dict[str, AdapterBlend] = {
     "freeze-a": AdapterBlend(average_b, trains_a=False),
     "padded": AdapterBlend(average_padded),
     "exact": AdapterBlend(average_exactly, ranks_may_differ=False, merges=True, travels=with_merged),
-    "stack": AdapterBlend(stack_factors, merges=True, travels=travel_stacked),
+    "stack": AdapterBlend(stack_factors, merges=True, anew=True, travels=travel_stacked),
     **{mix: AdapterBlend(partial(gather_products, mix), keeps=True) for mix in MIXES},
 }
 
