@@ -134,13 +134,13 @@ def nodes_hold_the_servers_model(method, device="cpu"):
     for node in nodes if method.broadcast.seeded else []:
         node.copy, node.held = tree_to(tree_of(NET, LAYOUT), device), 1
     for ctx, server, down, _, report in federation(method, device):
-        behind_K, kinds = download_kinds(server.past, down, ctx)
+        behind_K, kinds = download_kinds(method, server.past, down, ctx)
         assert kinds.keys() == {"value", "index", "scale", "header", "notes"}
         counted_K = torch.stack([x.expand(len(ctx.ids)) for x in kinds.values()]).sum(0)
         for k, i in enumerate(ctx.ids.tolist()):
             one, node = ctx.at(slice(k, k + 1)), nodes[i]
             mine = pick_clients(down, slice(k, k + 1))
-            data = write_download(server.past, mine, one)
+            data = write_download(method, server.past, mine, one)
             whole, notes = int(nbytes(mine)[0]), int(nbytes(Parcel({}, mine.notes))[0])
             missed = [said[t] for t in range(max(node.held, 0), ctx.round) if t in said]
             best = min(whole, sum(missed) + notes) if node.held != NEVER else whole
@@ -236,7 +236,7 @@ def missing_two(method):
     for ctx, server, down, _, _ in federation(method, cohorts={1: [2, 4], 2: [4], 3: [2, 4], 4: [4], 5: [2, 4]}):
         if 2 in ctx.ids.tolist():
             one = ctx.at(slice(0, 1))
-            data = write_download(server.past, pick_clients(down, slice(0, 1)), one)
+            data = write_download(method, server.past, pick_clients(down, slice(0, 1)), one)
             if ctx.round == 5:
                 return node, one, data
             node.take_in(node.read(method, data, one), one)
@@ -284,7 +284,7 @@ def test_a_node_that_holds_something_else_is_told():
 def test_who_holds_parts_gets_values_as_before(spec):
     method = method_of(spec)
     for ctx, server, down, _, _ in federation(method):
-        behind_K, kinds = download_kinds(server.past, down, ctx)
+        behind_K, kinds = download_kinds(method, server.past, down, ctx)
         assert not bool(behind_K.any())
         assert torch.equal(torch.stack(list(kinds.values())).sum(0), nbytes(down))
 
@@ -301,7 +301,7 @@ def test_an_update_of_a_part_makes_the_next_download_whole():
 
     method = plain._replace(share=Share(plain.share.down, up))
     for ctx, server, down, after, _ in federation(method):
-        behind_K, _ = download_kinds(server.past, down, ctx)
+        behind_K, _ = download_kinds(method, server.past, down, ctx)
         if ctx.round % 4 == 0:
             still = ~half.expand_as(down.leaves[name].value)
             assert torch.equal(after.model[name][still], server.model[name][still])

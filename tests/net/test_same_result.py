@@ -46,6 +46,8 @@ COMBINATIONS: list[Any] = [
     ["fedrep", "psfed", "topk", "memory"],
     ["ditto", "topk", "int8", "memory"],
     [{"lora": {"targets": ["head"], "ranks": [4, 1], "keep": "all"}}, "int8"],
+    [{"lora": {"targets": ["dense1", "head"], "rank": 1, "blend": "exact"}}, "psfed", "topk", "memory"],
+    [{"lora": {"targets": ["head"], "ranks": [2, 1], "blend": "stack"}}, "int8"],
 ]
 
 

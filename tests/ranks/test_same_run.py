@@ -41,6 +41,8 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "broadcast": ([{"topk": {"ratio": 0.2}}, "memory", {"broadcast": {"by": "ecsq"}}], {}),
     "fedhm": ("fedhm", {"task": CNN}),
     "adapters": ([{"lora": {"targets": ["conv2", "head"], "ranks": [4, 1], "keep": "all"}}, "topk"], {"task": CNN}),
+    "exact adapters": ([{"lora": {"targets": ["head"], "rank": 1, "blend": "exact"}}, "psfed"], {}),
+    "stacked adapters": ([{"lora": {"targets": ["head"], "ranks": [2, 1], "blend": "stack"}}, "int8"], {}),
     "fedscr": (["fedscr"], {"task": CNN, "record": ["updates", "similarity"]}),
     "noise of clients": ([{"dp": {"mode": "local", "noise": 0.1}}], {"secret": bytes(range(32)).hex()}),
     "noise of the server": ([{"dp": {"noise": 0.5}}], {"secret": bytes(range(32)).hex()}),

@@ -22,8 +22,9 @@ STILL = {"steps": 1, "batch": 16, "lr": 1e-30}
 MLP = {"data": "digits", "clients": 8, "split": {"dirichlet": 0.3}, "model": "mlp"}
 CNN = MLP | {"model": "cnn"}
 LAYERS = {"mlp": ["dense1", "head"], "cnn": ["conv1", "conv2", "head"]}
-GATHERED = ["svd", "partitioned", "increments"]
-EQUAL = ["average", "freeze-a", "padded", *GATHERED]
+PRODUCTS = ["svd", "partitioned", "increments"]
+GATHERED = ["stack", *PRODUCTS]
+EQUAL = ["average", "freeze-a", "exact", "padded", *GATHERED]
 UNEQUAL = ["freeze-a", "padded", *GATHERED]
 
 
@@ -82,7 +83,7 @@ def test_layers_that_train_whole_are_averaged_beside_products(blend):
 
 
 def test_masks_need_sums():
-    for blend in GATHERED:
+    for blend in ["exact", *GATHERED]:
         with pytest.raises(MethodError, match="needs the factors of each client"):
             play([adapters(blend=blend)], secure=True)
     with pytest.raises(MethodError, match="models of different sizes"):
@@ -90,8 +91,54 @@ def test_masks_need_sums():
 
 
 @pytest.mark.parametrize("rest", ["psfed+topk+int8+memory", "fedadam", "personal", "ecsq+memory"])
-def test_over_padded_what_goes_on_in_coordinates_works(rest):
-    both_engines([adapters(blend="padded"), *rest.split("+")])
+@pytest.mark.parametrize("blend", ["padded", "exact"])
+def test_what_goes_on_in_coordinates_works_where_they_last(blend, rest):
+    both_engines([adapters(blend=blend), *rest.split("+")])
+
+
+@pytest.mark.parametrize("method", [["psfed", adapters(blend="exact")], [adapters(blend="exact"), "ditto", "topk"]])
+def test_before_exact_and_after_it_is_the_same(method):
+    both_engines(method, rounds=3)
+
+
+def test_what_is_merged_is_everyones_and_no_clients_own():
+    for blend in ("exact", "stack"):
+        result = both_engines([adapters(CNN, blend=blend), "int8"], CNN, rounds=3)
+        for path in LAYERS["cnn"]:
+            merged = result.model[f"{path}.merged.weight"]
+            assert merged.shape == result.model[f"{path}.base.weight"].shape
+            assert merged.dtype == torch.float32
+            assert merged.abs().max() > 0
+    alone = play([adapters(blend="stack")], rounds=1, sample=1)
+    plain = play([adapters()], rounds=1, sample=1)
+    assert alone.accuracy == pytest.approx(plain.accuracy, abs=1e-6), "one client alone is plain training"
+
+
+def test_a_base_of_few_bits_keeps_what_is_merged_in_more():
+    net = nn.Sequential(nn.Linear(6, 5).bfloat16())
+    adapted = remake_model(net, recipes_from_entries([{"lora": {"targets": ["0"], "rank": 2, "blend": "exact"}}]))[0]
+    assert adapted.merged.weight.dtype == torch.float32
+    x, before = torch.randn(3, 6).bfloat16(), adapted(torch.ones(1, 6).bfloat16())
+    adapted.merged.weight.data.fill_(1.0)
+    assert adapted(x).dtype == torch.bfloat16
+    assert torch.allclose(adapted(torch.ones(1, 6).bfloat16()).float(), before.float() + 6, atol=0.1)
+    assert torch.allclose(adapted.weight, adapted.base.weight + 1)
+
+
+@pytest.mark.parametrize("blend", ["exact", "stack"])
+@pytest.mark.parametrize("engine", ["vector", "debug"])
+def test_what_is_merged_is_resumed(engine, blend, tmp_path):
+    """Some downloads after the break are residuals of rounds before it."""
+    task, method = MLP | {"model": {"mlp": {"hidden": [96, 80]}}}, [adapters(blend=blend, rank=1), "int8"]
+    options = {"rounds": 5, "sample": 2, "checkpoint": 1, "engine": engine, "plan": {"path": "loop"}}
+    whole = play(method, task, out=tmp_path / "whole", **options)
+    with pytest.raises(Stop):
+        play(method, task, out=tmp_path / "broken", loggers=[stop_after(3)], **options)
+    found = sparing.resume(tmp_path / "broken")
+    assert found.model_sha256 == whole.model_sha256
+    assert found.down_bytes == whole.down_bytes
+    dense = 4 * sum(m * n for m, n in ((96, 64), (10, 80)))
+    assert whole.down_bytes < 5 * 2 * dense / 2
 
 
 @pytest.mark.accel
@@ -183,6 +230,8 @@ def composed(spec, net=None):
         ({"targets": ["head"], "rank": 0}, "no rank above 0"),
         ({"targets": ["head"], "ranks": [2, 2]}, "each rank once"),
         ({"targets": ["head"], "ranks": [2, 1], "blend": "average"}, "needs equal ranks"),
+        ({"targets": ["head"], "ranks": [2, 1], "blend": "exact"}, "needs equal ranks"),
+        ({"targets": ["head"], "blend": "stack", "keep": "all"}, "lora.keep is 'all', but"),
         ({"targets": ["head"], "keep": "all"}, "lora.keep is 'all', but"),
     ],
     ids=str,
@@ -218,6 +267,20 @@ def test_numbers_out_of_range():
         ([adapters(CNN, blend="svd"), "ef21"], "another basis"),
         ([adapters(CNN, blend="svd"), {"norm-bound": {"bound": 1.0}}], "set lora.blend to average or freeze-a"),
         ([adapters(CNN, blend="svd"), "broadcast"], "set lora.blend to average or freeze-a"),
+        ([adapters(CNN, blend="stack"), "topk", "memory"], "another basis"),
+        ([adapters(CNN, blend="stack"), "psfed"], "another basis"),
+        ([adapters(CNN, blend="stack"), "fedscr"], "another basis"),
+        ([adapters(CNN, blend="stack"), "ef21"], "works on updates"),
+        ([adapters(CNN, blend="stack"), "fedadam"], "set lora.blend to exact, average or freeze-a"),
+        ([adapters(CNN, blend="stack"), "stein"], "set lora.blend to exact, average or freeze-a"),
+        ([adapters(CNN, blend="stack"), "broadcast"], "broadcast already"),
+        (["broadcast", adapters(CNN, blend="exact")], "broadcast already"),
+        ([adapters(CNN, blend="exact"), "stc"], "set stc.down: false"),
+        ([adapters(CNN, blend="exact"), "stein"], "'stein' makes another mean"),
+        ([adapters(CNN, blend="exact"), "scaffold"], "'scaffold' makes another mean"),
+        ([adapters(CNN, blend="exact"), "ef21"], "drop 'lora.blend: exact'"),
+        ([adapters(CNN, blend="exact"), "dp"], "dp"),
+        ([adapters(CNN, blend="exact"), "median"], "collecting blend"),
         ([adapters(CNN, blend="padded"), "stein"], "weighs clients in every layer by itself, but 'stein'"),
         ([adapters(CNN, blend="padded"), "fedsim"], "weighs clients in every layer by itself"),
         ([adapters(CNN, blend="padded"), "median"], "collecting blend"),
@@ -247,11 +310,11 @@ def test_convolutions_in_groups_are_refused():
         composed([{"lora": {"targets": ["0"]}}], nn.Sequential(nn.Conv2d(8, 8, 3, groups=8)))
 
 
-def test_a_network_that_peft_has_wrapped_trains_without():
+def test_layers_of_an_older_peft_are_refused():
     layer = nn.Linear(4, 4)
     layer.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2)})
-    with pytest.raises(MethodError, match="peft has wrapped already"):
-        composed([{"lora": {"targets": ["0"], "rank": 1}}], nn.Sequential(layer))
+    with pytest.raises(MethodError, match=r"of another kind \(of an older version\); unload it"):
+        composed([{"lora": {"rank": 1}}], nn.Sequential(layer))
 
 
 def test_explain_says_what_trains_and_what_is_frozen():

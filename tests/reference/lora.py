@@ -15,6 +15,17 @@ def average(uploads):
     return sum(w * b for b, _, _, w in uploads), sum(w * a for _, a, _, w in uploads)
 
 
+def exact(uploads):
+    """The means of both factors, and what joins the base."""
+    (b, a), s = average(uploads), uploads[0][2]
+    return b, a, sum(w * s * (one - b) @ (other - a) for one, other, _, w in uploads)
+
+
+def stack(uploads):
+    """What joins the base: all factors side by side, weights and scales in B."""
+    return np.hstack([w * s * b for b, _, s, w in uploads]) @ np.vstack([a for _, a, _, _ in uploads])
+
+
 def freeze_a(uploads, old, scale):
     """B alone, in the server's scale, each column over those who have it; where nobody has it, the old one."""
     new = old.copy()

@@ -10,10 +10,11 @@ from sparing.core.round import begin, client, first_server, incoming, outgoing, 
 from sparing.core.tree import layout_of, tree_of
 from sparing.engines.engine import chunks_of_size
 from sparing.recipes.lora import lora
+from sparing.runs.recipe_entries import recipes_from_entries
 from support import make_ctx
 
 SAMPLES = [10, 25, 7, 40, 12, 33]
-A, B = "q.lora_a.weight", "q.lora_b.weight"
+A, B, MERGED = "q.lora_a.weight", "q.lora_b.weight", "q.merged.weight"
 
 
 class Net(nn.Module):
@@ -34,14 +35,14 @@ def flat(x):
 class Play:
     """A federation of which every client adds what a generator of its own draws, or what it is told to."""
 
-    def __init__(self, kernel=None, dtype=torch.float64, moves=None, seed=0, **options):
+    def __init__(self, kernel=None, dtype=torch.float64, moves=None, seed=0, beside=(), **options):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             net = Net(kernel).to(dtype)
         self.base = net.q.weight.detach().double().numpy().copy()
         made = lora(targets=["q"], **options)
         net = remake_model(net, [made], seed=seed)
-        self.method = compose(layout_of(net), made)
+        self.method = compose(layout_of(net), made, *recipes_from_entries(list(beside)))
         self.server = first_server(self.method, tree_of(net, layout_of(net)), len(SAMPLES))
         self.net, self.moves, self.round, self.report = net, moves or drawn_moves, 0, {}
         self.sent: dict[int, dict] = {}
@@ -55,6 +56,16 @@ class Play:
         model = {name: x[0] for name, x in self.server.model.items()}
         a = model.get(A, self.net.state_dict()[A])
         return flat(model[B].double().numpy()), flat(a.detach().double().numpy())
+
+    def merged(self):
+        """What the server has added to the frozen weight, as a matrix."""
+        found = self.server.model.get(MERGED)
+        return np.zeros((1, 1)) if found is None else flat(found[0].double().numpy())
+
+    def product(self):
+        """All that the server has learned, adapters and what is merged."""
+        b, a = self.factors()
+        return self.scale * b @ a + self.merged()
 
     def train(self, lesson, ctx):
         k = len(ctx.ids)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from reference import lora as reference
-from reference.lora_rounds import A, B, Play, drawn_moves
+from reference.lora_rounds import MERGED, A, B, Play, drawn_moves
 from sparing.parts.size.lora.adapted import keyed_rows
 from sparing.parts.size.lora.products import strongest_directions
 
@@ -117,10 +117,15 @@ def only_client(one):
     return lambda who, name, shape, t: drawn_moves(who, name, shape, 1) if who == one else np.zeros(shape)
 
 
-def test_sums_are_the_same_in_any_order_and_grouping():
+@pytest.mark.parametrize(
+    "options",
+    [{"ranks": OFFERED, "keep": "all"}, {"rank": 3, "blend": "exact"}, {"ranks": OFFERED, "blend": "stack"}],
+    ids=str,
+)
+def test_sums_are_the_same_in_any_order_and_grouping(options):
     model = None
     for ids, chunk in (([0, 1, 2, 3, 4], 1), ([4, 2, 0, 3, 1], 8), ([3, 4, 0, 1, 2], 2)):
-        play = Play(ranks=OFFERED, blend="increments", keep="all").play(ids, chunk).play(ids, chunk)
+        play = Play(**options).play(ids, chunk).play(ids, chunk)
         assert model is None or all((x == model[name]).all() for name, x in play.server.model.items())
         model = play.server.model
 
@@ -163,17 +168,65 @@ def test_padded_where_nothing_was_learned_stays():
     assert all(np.array_equal(x, y) for x, y in zip(play.factors(), before, strict=True))
 
 
-BLENDS = ["average", "padded", *GATHERED]
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("scale", ["rank", "root"])
+def test_exact_averages_products(scale, kernel):
+    play = Play(kernel, rank=3, blend="exact", scale=scale)
+    for ids in COHORTS:
+        before = play.merged()
+        play.play(ids, chunk=2)
+        uploads = play.arrivals(ids, SCALES_AT_3[scale])
+        b, a, residual = reference.exact(uploads)
+        assert np.allclose(play.factors()[0], b, rtol=0, atol=1e-9)
+        assert np.allclose(play.factors()[1], a, rtol=0, atol=1e-9)
+        assert np.allclose(play.merged(), before + residual, rtol=0, atol=1e-6)
+        assert np.allclose(play.product(), before + reference.mean_product(uploads), rtol=0, atol=1e-6)
+        assert np.linalg.matrix_rank(residual) <= (len(ids) - 1) * 3
+
+
+SCALES_AT_3 = {"rank": lambda rank: 16 / 3, "root": lambda rank: 16 / 3**0.5}
+
+
+def test_exact_is_exact_whatever_an_optimiser_makes_of_the_factors():
+    """The residual is that of the factors that came; what moves them afterwards moves them alone."""
+    plain, momentum = (Play(rank=3, blend="exact", beside=beside) for beside in ([], ["fedavgm"]))
+    for ids in COHORTS[:1]:
+        assert np.array_equal(plain.play(ids).merged(), momentum.play(ids).merged())
+    assert plain.merged().any()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("options", [{"rank": 3}, *({"ranks": OFFERED, "scale": scale} for scale in SCALES)], ids=str)
+def test_stacked_factors_join_the_base_and_new_ones_start(options, kernel):
+    play = Play(kernel, **options, blend="stack")
+    scale_of = SCALES[options["scale"]] if "scale" in options else SCALES_AT_3["rank"]
+    shape, rows = tuple(play.net.q.lora_a.weight.shape[1:]), []
+    for ids in COHORTS:
+        before = play.merged()
+        play.play(ids, chunk=2)
+        uploads = play.arrivals(ids, scale_of)
+        assert np.allclose(play.merged(), before + reference.mean_product(uploads), rtol=0, atol=1e-6)
+        assert np.allclose(play.product(), before + reference.stack(uploads), rtol=0, atol=1e-6)
+        for i in ids:
+            assert not play.sent[i][B].any()
+            rank = play.sent[i][B].shape[1]
+            drawn = keyed_rows("q", 0, play.round - 1, rank, shape).flatten(1).numpy()
+            assert np.array_equal(play.sent[i][A], drawn)
+        rows.append(keyed_rows("q", 0, play.round, 2, shape))
+    assert not torch.equal(rows[0], rows[1])
+
+
+BLENDS = ["average", "exact", "padded", "stack", *GATHERED]
 
 
 @pytest.mark.parametrize(("options", "who"), [({"rank": 3}, 4), ({"ranks": OFFERED}, 0), ({"ranks": OFFERED}, 1)])
 @pytest.mark.parametrize("blend", BLENDS)
 def test_one_client_alone_is_plain_training(blend, options, who):
-    if blend == "average" and "ranks" in options:
+    if blend in ("average", "exact") and "ranks" in options:
         return
     play = Play(**options, blend=blend).play([who])
     ((b, a, s, _),) = play.arrivals([who], lambda rank: play.scale)
-    assert np.allclose(reference.product(*play.factors(), play.scale), reference.product(b, a, s), rtol=0, atol=1e-6)
+    assert np.allclose(play.product(), reference.product(b, a, s), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("still", ["", A], ids=["both factors", "the common A"])
@@ -183,8 +236,7 @@ def test_identical_uploads_at_equal_ranks_are_blended_alike(still):
 
     found = []
     for blend in [*BLENDS, *["freeze-a"] * (still == A)]:
-        play = Play(rank=3, blend=blend, moves=alike).play([0, 1, 3])
-        found.append(reference.product(*play.factors(), play.scale))
+        found.append(Play(rank=3, blend=blend, moves=alike).play([0, 1, 3]).product())
     assert all(np.allclose(one, found[0], rtol=0, atol=1e-6) for one in found)
 
 
@@ -236,4 +288,5 @@ def test_nothing_of_the_base_is_in_any_parcel(blend):
     play = Play(rank=2, blend=blend)
     play.play([0, 1])
     up = {B} if blend == "freeze-a" else {A, B}
-    assert play.travelled == [up, up]
+    down = {"exact": {A, B, MERGED}, "stack": {MERGED}}.get(blend, up)
+    assert play.travelled == [down, up]

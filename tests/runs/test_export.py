@@ -234,3 +234,16 @@ def test_runs_that_have_nothing_to_export(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         sparing.export(tmp_path, peft=tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("options", [{"blend": "exact"}, {"blend": "stack", "ranks": [4, 1]}], ids=str)
+def test_what_was_merged_is_in_the_network_and_in_no_adapter(tmp_path, options):
+    method = adapters("cnn", **options)
+    result = play(tmp_path / "run", "cnn", method=method)
+    sparing.export(tmp_path / "run", merged=tmp_path / "network")
+    merged, net = load_file(tmp_path / "network" / "model.safetensors"), network("cnn")
+    assert merged.keys() == net.state_dict().keys()
+    net.load_state_dict(merged)
+    same_logits(net, network("cnn", method, result))
+    with pytest.raises(MethodError, match="was merged into the base of 'conv1'"):
+        sparing.export(tmp_path / "run", peft=tmp_path / "peft")

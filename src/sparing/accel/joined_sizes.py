@@ -109,7 +109,7 @@ def fast_upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx)
 
 def fast_download_sizes(method: Method, past: Tree, parcel: Parcel, ctx: Ctx) -> Later:
     """`sizes.download_sizes`, of each client in its own rank."""
-    if _differ(method, ctx) and not is_whole_model(past, parcel):
+    if _differ(method, ctx) and not is_whole_model(method, past, parcel):
         return _own_sizes(method, parcel, ctx)
     return plain.download_sizes.plain(method, past, parcel, ctx)
 

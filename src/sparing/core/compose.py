@@ -11,6 +11,7 @@ from sparing.core.errors import MethodError
 from sparing.core.gaussian import Words, fresh_words
 from sparing.core.method import (
     Blended,
+    Broadcast,
     Codec,
     Collector,
     Local,
@@ -115,6 +116,19 @@ def collected_by(method: Method, name: str, collect: Collector, lenient: bool = 
     return method._replace(blend=method.blend._replace(collect=collect, lenient=lenient))
 
 
+def broadcast_by(method: Method, broadcast: Broadcast) -> Method:
+    """The method whose server writes its update so, once a round for everyone; a second way is refused."""
+    if method.broadcast is None:
+        return method._replace(broadcast=broadcast)
+    over = method.broadcast.over or broadcast.over
+    if over:
+        raise MethodError(
+            f"what is merged into {min(over)!r} is broadcast already, as products, and adapters go down as they are, "
+            "few as they are; drop broadcast, or set stc.down: false"
+        )
+    raise MethodError("stc and broadcast both write the server's update; drop one, or set stc.down: false")
+
+
 def join_shares_beside(a: Share, b: Share) -> Share:
     """Two shares over different tensors: each goes its own way. Only `a` has a state."""
 
@@ -141,6 +155,8 @@ def uplink(method: Method) -> Codec:
 def broadcaster(method: Method) -> Codec:
     """The server's whole chain, over its update of the parameters; buffers go past it, exactly as they are."""
     assert method.broadcast is not None
+    if method.broadcast.over is not None:
+        return chain(*method.broadcast.stages)
     codec = led_past_codec(chain(*method.broadcast.stages), method.layout.buffers)
     home = method.share.private | method.share.values
     return feedback(codec, home) if method.broadcast.memory else codec

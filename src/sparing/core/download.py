@@ -1,7 +1,8 @@
 """A client's download where the server broadcasts: both ends. `docs/wire.md` says how it is laid out.
 
 The updates that a client misses, one parcel each, and a last one with its notes; or the whole model in one parcel,
-whichever is shorter. Where the server does not broadcast, a download is what `round.outgoing` gives.
+whichever is shorter. What the broadcast is not of, where it is over some tensors only, goes in the last parcel. Where
+the server does not broadcast, a download is what `round.outgoing` gives.
 """
 
 import torch
@@ -12,7 +13,7 @@ from sparing.core.errors import WireError
 from sparing.core.method import Method
 from sparing.core.parcel import Leaf, Parcel, Schema, map_tensors
 from sparing.core.tree import Tree
-from sparing.core.versions import apply_update_bytes, everyone_at, frame_schema, update_table
+from sparing.core.versions import apply_update_bytes, commonly_held, everyone_at, frame_schema, update_table
 from sparing.wire import (
     Later,
     fingerprint,
@@ -28,25 +29,26 @@ from sparing.wire.count import leaf_sizes
 from sparing.wire.section import CODES
 
 
-def download_kinds(past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
+def download_kinds(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> tuple[Tensor, dict[str, Tensor]]:
     """Who of these K clients is sent updates instead of `down`, and what everyone's download takes, by kind."""
     whole = {kind: x.cpu() for kind, x in parcel_sizes(down).items()}
-    if not is_whole_model(past, down):
+    if not is_whole_model(method, past, down):
         return torch.zeros(len(ctx.ids), dtype=torch.bool), whole
     held_K = past["held"].cpu()[ctx.ids]
     rounds, lengths = update_table(past)
     first_K = torch.searchsorted(torch.tensor(rounds, dtype=torch.int64), held_K)
-    own = torch.stack([x.cpu().expand(len(held_K)) for x in parcel_sizes(Parcel({}, down.notes)).values()], dim=1)
+    last = parcel_sizes(_last_parcel(method, down))
+    own = torch.stack([x.cpu().expand(len(held_K)) for x in last.values()], dim=1)
     less = dict(zip(whole, (lengths[first_K] + own).unbind(1), strict=True))
     behind_K = (held_K >= past["from"].cpu()) & (sum(less.values()) < sum(whole.values()))
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
 
 
-def downloads_later(past: Tree, down: Parcel, ctx: Ctx) -> Later:
+def downloads_later(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> Later:
     """What everyone's download takes; where the server does not broadcast, a device is waited for when it is called."""
-    if not is_whole_model(past, down):
+    if not is_whole_model(method, past, down):
         return sizes_in_round(down, ctx)
-    found = download_kinds(past, down, ctx)[1]
+    found = download_kinds(method, past, down, ctx)[1]
     return lambda: found
 
 
@@ -59,19 +61,28 @@ def sizes_in_round(parcel: Parcel, ctx: Ctx) -> Later:
     return sizes_later(parcel, ctx.once(("sizes", alike), lambda: leaf_sizes(leaves)))
 
 
-def is_whole_model(past: Tree, down: Parcel) -> bool:
-    """Whether this download is the whole model, as everyone gets it."""
-    return "held" in past and all(leaf.scope is None and leaf.value.shape[0] == 1 for leaf in down.leaves.values())
+def is_whole_model(method: Method, past: Tree, down: Parcel) -> bool:
+    """Whether everyone gets the same whole model in this download: all of what is held alike."""
+    if "held" not in past:
+        return False
+    common = [down.leaves.get(name) for name in commonly_held(method)]
+    return all(leaf is not None and leaf.scope is None and leaf.value.shape[0] == 1 for leaf in common)
 
 
-def write_download(past: Tree, down: Parcel, ctx: Ctx) -> bytes:
-    """One client's download (K = 1): the updates it misses and its notes, or `down` as it is."""
-    if not bool(download_kinds(past, down, ctx)[0][0]):
+def _last_parcel(method: Method, down: Parcel) -> Parcel:
+    """What goes down beside updates."""
+    common = set(commonly_held(method))
+    return down._replace(leaves={name: leaf for name, leaf in down.leaves.items() if name not in common})
+
+
+def write_download(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> bytes:
+    """One client's download (K = 1): the updates it misses and a last parcel, or `down` as it is."""
+    if not bool(download_kinds(method, past, down, ctx)[0][0]):
         return to_bytes(down, 0, f"{parcel_about(ctx)}/down")
     held = int(past["held"][int(ctx.ids[0])])
     missed = [t for t in update_table(past)[0] if t >= held]
     parts = [past[f"frame/{t}"].cpu().numpy().tobytes() for t in missed]
-    return b"".join((*parts, to_bytes(Parcel({}, down.notes), 0, _closing(ctx, held, missed))))
+    return b"".join((*parts, to_bytes(_last_parcel(method, down), 0, _closing(ctx, held, missed))))
 
 
 def read_download(
@@ -91,9 +102,11 @@ def read_download(
         t, schema = _next_update(method, hash_in(part), t, ctx)
         copy = apply_update_bytes(method, copy, bytes(part), everyone_at(ctx, t))
         schemas, rounds, t = [*schemas, schema], [*rounds, t], t + 1
-    own = Schema({}, whole.notes, _closing(ctx, held, rounds))
-    notes = map_tensors(from_bytes(last, own), lambda x: x.to(device)).notes
-    return Parcel({name: Leaf(copy[name]) for name in whole.leaves}, notes), [*schemas, own]
+    beside = {name: spec for name, spec in whole.leaves.items() if name not in copy}
+    own = Schema(beside, whole.notes, _closing(ctx, held, rounds))
+    rest = map_tensors(from_bytes(last, own), lambda x: x.to(device))
+    leaves = {name: Leaf(copy[name]) if name in copy else rest.leaves[name] for name in whole.leaves}
+    return Parcel(leaves, rest.notes), [*schemas, own]
 
 
 def _next_update(method: Method, seen: bytes, t: int, ctx: Ctx) -> tuple[int, Schema]:

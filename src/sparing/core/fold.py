@@ -160,7 +160,7 @@ class Collect:
         if self.gathering is None:
             return {}, {}
         values, report = self.gathering.blend(self.model, came, weight, ctx)
-        return {name: x - self.model[name].double() for name, x in values.items()}, report
+        return {n: x - self.model[n].double() if n in self.model else x for n, x in values.items()}, report
 
     def votes(self, name: str, ids: list[int], like: Tensor) -> Tensor:
         scopes, full = [self.scope[i].get(name) for i in ids], torch.ones((), dtype=torch.bool, device=like.device)

@@ -291,7 +291,7 @@ class Gathering(NamedTuple):
 
     names: frozenset[str]
     blend: Callable[[Tree, list[Tree], Tensor, Ctx], tuple[Tree, Report]]  # (model, each client's values in id order,
-    # weights `[n]`, ctx) -> (new values, float64 `[1, *shape]`, report)
+    # weights `[n]`, ctx) -> (new values, float64 `[1, *shape]`, report); of what the model does not have, the update
     instead: str  # how to blend where coordinates must last
 
 
@@ -416,6 +416,8 @@ class Broadcast(NamedTuple):
     stages: tuple[Codec, ...]
     memory: bool = True  # error feedback: what an update could not say is added to the next
     seeded: bool = False  # clients build the first model from the seed, so a newcomer misses updates only
+    over: frozenset[str] | None = None  # the only tensors it is of: clients do not send them, and the others go down
+    # as where nothing is broadcast; what the blended update has beside the model is written. None: it is of all
 
 
 class Summed(NamedTuple):

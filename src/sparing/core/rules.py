@@ -81,7 +81,7 @@ def refuse_what_lasts(method: Method) -> None:
     if gathering is None:
         return
     why = f"the server writes {min(gathering.names)!r} in another basis each round"
-    if method.broadcast is not None:
+    if method.broadcast is not None and method.broadcast.over is None:
         raise MethodError(f"broadcast sends updates, but {why}, of which an update is no shorter; {gathering.instead}")
     names = [step.name for step in method.blend.steps] + [method.blend.weigh.name] * method.blend.weigh.looks
     for name in names:

@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     dtypes: dict[str, torch.dtype]
     buffers: frozenset[str] = frozenset()
     kinds: dict[str, Kind] = {}  # noqa: RUF012  of the weights of convolutions and dense layers
-    extra: frozenset[str] = frozenset()  # of the buffers: those that a method added and the network does not have
+    extra: frozenset[str] = frozenset()  # of the buffers: those that a method added to what the network learns
     bases: int = 0  # networks that the model is split into, each with its row of every tensor, which then has no kind
 
     @property
@@ -137,8 +137,8 @@ class Rest(NamedTuple):
     tied: dict[str, str]
 
     def complete(self, tree: Tree) -> Tree:
-        """A tree over the layout, with everything the model needs to run."""
-        whole = tree | self.fixed
+        """A tree over the layout, with everything the model needs to run that is not in it."""
+        whole = self.fixed | tree
         return whole | {name: whole[first] for name, first in self.tied.items()}
 
 

@@ -9,6 +9,9 @@ in which it was last served; beside that there are the bytes of the last updates
     the base      moves on once the updates after it are together no shorter than the model: nobody would be sent
                   all of them, and the server never keeps more than about two models
 
+Where a broadcast is `over` some tensors only, the model above is those: a download has the others beside the updates
+or the whole. What the blended update has beside the model is written then, and the codec reads changes of them in it.
+
 As a Tree: `held` [clients], the round each was last served in; `from`, the first round from which somebody can be
 brought up to date; `frame/ROUND` and `size/ROUND` of every update, `base/NAME` where there is one; and `memory/...`,
 what updates could not say yet.
@@ -33,6 +36,8 @@ def commonly_held(method: Method) -> list[str]:
     """The tensors that every client holds as the server does; none where clients get parts or models of their own."""
     share = method.share
     alone = any(step.serving is not None and not step.serving.notes for step in method.blend.steps)
+    if method.broadcast is not None and method.broadcast.over is not None:
+        return [name for name in method.layout.shapes if name in method.broadcast.over - share.private]
     if method.broadcast is None or method.fit is not None or share.own != share.private or alone:
         return []
     return [name for name in method.layout.shapes if name not in share.private]
@@ -69,6 +74,8 @@ def broadcast_update(
     method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx
 ) -> tuple[Blended, Tree, Report]:
     """The blended update as everyone will read it, and what is remembered of it."""
+    if method.broadcast is not None and method.broadcast.over is not None:
+        return _broadcast_over_some(method, model, past, blended, ctx)
     layout, codec, here = method.layout, broadcaster(method), everyone_at(ctx, ctx.round)
     covered = {name: None if mask is None or bool(mask.all()) else mask for name, mask in blended.covered.items()}
     common = commonly_held(method)
@@ -90,6 +97,24 @@ def broadcast_update(
     decoded = codec.decode(parcel, here)
     update = update | {name: decoded.leaves[name].value.double() for name in names}
     return blended._replace(update=update, covered=covered), past, {"broadcast_bytes": float(sum(sizes.values()))}
+
+
+def _broadcast_over_some(
+    method: Method, model: Tree, past: Tree, blended: Blended, ctx: Ctx
+) -> tuple[Blended, Tree, Report]:
+    """What the update has beside the model is written, and read as an update of the tensors held alike."""
+    codec, here = broadcaster(method), everyone_at(ctx, ctx.round)
+    common = {name: model[name] for name in commonly_held(method)}
+    beside = {name: Leaf(x) for name, x in blended.update.items() if name not in model}
+    update = {name: x for name, x in blended.update.items() if name in model}
+    if not beside or not common:
+        return blended._replace(update=update), past, {"broadcast_bytes": 0.0}
+    parcel, _ = codec.encode(Parcel(beside, {}), {}, View(here, common, {}, {}))
+    data, spent = written_parcel(parcel, 0, frame_about(ctx))
+    past = _with_update(method, model, past, data, {kind: torch.tensor([size]) for kind, size in spent.items()}, ctx)
+    decoded = codec.decode(read_back(parcel, data, frame_schema(method, here), here), here)
+    update |= {name: leaf.value.double() for name, leaf in decoded.leaves.items()}
+    return blended._replace(update=update), past, {"broadcast_bytes": float(len(data))}
 
 
 def _with_update(method: Method, model: Tree, past: Tree, data: bytes, sizes: dict[str, Tensor], ctx: Ctx) -> Tree:
@@ -130,8 +155,9 @@ def update_table(past: Tree) -> tuple[list[int], Tensor]:
 def apply_update_bytes(method: Method, copy: Tree, data: Tensor | bytes, here: Ctx) -> Tree:
     """A copy of the model after the update in these bytes: the same operations as on the server."""
     got = _read_update(method, data, frame_schema(method, here), here).leaves
+    as_values = method.layout.buffers if method.broadcast is not None and method.broadcast.over is None else ()
     return {
-        name: got[name].value if name in method.layout.buffers else move_tensor(x, got[name].value.double())
+        name: got[name].value if name in as_values else move_tensor(x, got[name].value.double())
         for name, x in copy.items()
     }
 

@@ -101,8 +101,8 @@ class Job(NamedTuple):
         return gradient_at(self.model, self.task.loss, self.network(model), *self.task.probe, *how)
 
     def network(self, tree: Tree) -> Tree:
-        """All that the network needs to run, and nothing that a method put beside it."""
-        extra = self.method.layout.extra
+        """All that the network needs to run, and nothing that a method put beside it for itself."""
+        extra = self.method.layout.extra - self.rest.fixed.keys()
         return self.rest.complete({name: x for name, x in tree.items() if name not in extra})
 
     def used(self, tree: Tree) -> Tree:
@@ -189,7 +189,7 @@ def without_absent(job: Job, server: Server, cohort: Ctx, tally: "Tally") -> Ctx
         return cohort
     for k in (~here_K).nonzero()[:, 0].tolist():
         ctx = cohort.at(slice(k, k + 1))
-        sent = download_kinds(server.past, outgoing(job.method, server, ctx), ctx)[1]
+        sent = download_kinds(job.method, server.past, outgoing(job.method, server, ctx), ctx)[1]
         reached = bool(job.fleet.reached(ctx)[0])
         tally.add_absent(ctx, sent if reached else {kind: torch.zeros_like(x) for kind, x in sent.items()})
     return cohort.at(here_K.nonzero()[:, 0])

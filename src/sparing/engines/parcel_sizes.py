@@ -26,4 +26,4 @@ def upload_sizes(method: Method, parcel: Parcel, who: int | None, ctx: Ctx) -> L
 @operation
 def download_sizes(method: Method, past: Tree, parcel: Parcel, ctx: Ctx) -> Later:
     """What their downloads take."""
-    return downloads_later(past, parcel, ctx)
+    return downloads_later(method, past, parcel, ctx)

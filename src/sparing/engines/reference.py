@@ -72,8 +72,8 @@ class Reference:
                 ctx = taking_part.at(slice(k, k + 1))
                 with _stage("writing the download", ctx):
                     down = outgoing(method, server, ctx)
-                    posted = write_download(server.past, down, ctx)
-                    behind_K, kinds = download_kinds(server.past, down, ctx)
+                    posted = write_download(method, server.past, down, ctx)
+                    behind_K, kinds = download_kinds(method, server.past, down, ctx)
                     sent = partial(_counted_bytes, kinds, posted)
                     sent()
                 with _stage("reading the download", ctx):

@@ -47,8 +47,8 @@ class Downloads:
         for who in clients:
             ctx, server = self.seen_by(who)
             down = outgoing(self.job.method, server, ctx)
-            body = before + write_download(server.past, down, ctx)
-            sizes = download_kinds(server.past, down, ctx)[1]
+            body = before + write_download(self.job.method, server.past, down, ctx)
+            sizes = download_kinds(self.job.method, server.past, down, ctx)[1]
             longest = most or most_bytes(schema_up(self.job.method, down, ctx))
             self.asked[who] = Asked(ctx, server, sizes, HEAD_BYTES + max(longest, MOST_ELSE))
             yield who, write_letter(self.letter(Kind.TRAIN, server, ctx, body, self.digest(down)))
@@ -81,4 +81,4 @@ class Downloads:
         if who in self.asked:
             return self.asked[who].sizes
         ctx, server = self.seen_by(who)
-        return download_kinds(server.past, outgoing(self.job.method, server, ctx), ctx)[1]
+        return download_kinds(self.job.method, server.past, outgoing(self.job.method, server, ctx), ctx)[1]

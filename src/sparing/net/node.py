@@ -443,7 +443,8 @@ def seeded_copy(job: Job) -> Tree:
     """The version of the model that a client never met holds: the first, where everybody builds it from the seed."""
     broadcast = job.method.broadcast
     names = commonly_held(job.method) if broadcast is not None and broadcast.seeded else []
-    return {name: job.initial[name] for name in names}
+    first = job.initial | job.method.extra(job.initial) if names else {}
+    return {name: first[name] for name in names}
 
 
 def model_digest(copy: Tree) -> bytes:

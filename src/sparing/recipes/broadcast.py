@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 
+from sparing.core.compose import broadcast_by
 from sparing.core.errors import MethodError
 from sparing.core.method import Broadcast, Codec, Method, Recipe
 from sparing.core.registry import find_recipe, recipe
@@ -10,10 +11,8 @@ def broadcast(by: Sequence[Recipe] | str = "ecsq", memory: bool = True, seeded: 
     """Clients download one compressed update of the server instead of the model, plus any updates they missed."""
 
     def apply(method: Method) -> Method:
-        if method.broadcast is not None:
-            raise MethodError("stc and broadcast both write the server's update; drop one, or set stc.down: false")
         stages = stages_of([find_recipe(by).make()] if isinstance(by, str) else by, method)
-        return method._replace(broadcast=Broadcast(stages, memory, seeded))
+        return broadcast_by(method, Broadcast(stages, memory, seeded))
 
     return apply
 

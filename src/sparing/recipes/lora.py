@@ -7,7 +7,9 @@ from sparing.core.compose import with_rule
 from sparing.core.errors import MethodError
 from sparing.core.method import Method, Recipe, Remade
 from sparing.core.registry import recipe
-from sparing.parts.size.lora import adapted, blends
+from sparing.parts.size.lora import blends
+from sparing.parts.size.lora.adapted import AdapterSettings
+from sparing.parts.size.lora.adapted_network import adapted_model
 from sparing.parts.size.lora.ranks import Scale, ranks_of_options
 
 
@@ -18,34 +20,36 @@ from sparing.parts.size.lora.ranks import Scale, ranks_of_options
 def lora(
     rank: int = 8,
     alpha: float = 16.0,
-    targets: Sequence[str] = ("q_proj", "v_proj"),
+    targets: Sequence[str] | None = None,
     ranks: Sequence[int] = (),
-    blend: Literal["average", "freeze-a", "padded", "svd", "partitioned", "increments"] | None = None,
+    blend: Literal["average", "freeze-a", "exact", "padded", "svd", "partitioned", "increments", "stack"] | None = None,
     scale: Scale | None = None,
     keep: blends.Keep = "largest",
     full: Sequence[str] = (),
 ) -> Recipe:
     """Freeze the network and train low-rank adapters beside some of its layers, each client at a rank it can afford.
 
-    `ranks` is what is offered by capacity, in place of the one `rank`; `full` names layers that train whole beside the
-    adapters. `blend` is by default `average` at equal ranks, and `increments` where they differ. `keep` is the rank of
-    what the server keeps of products, and so of the global model.
+    `ranks` is what is offered by capacity, in place of the one `rank`; `targets` are by default q_proj and v_proj, or
+    what peft has wrapped; `full` names layers that train whole beside the adapters. `blend` is by default `average` at
+    equal ranks, and `increments` where they differ. `keep` is the rank of what the server keeps of products, and so of
+    the global model.
     """
     offered = ranks_of_options(rank, ranks, alpha, scale)
     how = blends.find_blend(blend, offered)
     kept = blends.kept_rank(keep, how, offered)
 
     def remake(model: nn.Module, static: bool, seed: int) -> nn.Module:
-        settings = adapted.AdapterSettings(offered.most, offered.scale_at(offered.most), how.trains_a, seed)
-        return adapted.adapted_model(model, targets, full, settings, kept)
+        most = offered.most
+        settings = AdapterSettings(most, offered.scale_at(most), how.trains_a, seed, how.merges, how.anew)
+        return adapted_model(model, targets, full, settings, kept)
 
     def apply(method: Method) -> Method:
-        if method.size is not None:  # this is the share and the codecs of one size: nothing here concerns them
-            return method
+        if method.size is not None:  # the share and the codecs of one size
+            return how.travels(method)
         if method.fit is not None or method.layout.bases:
             raise MethodError("lora cannot resize a model that another part resizes already; keep one of them")
         blends.refuse_unadapted(method, full)
-        method = how.apply(method, offered, kept)
+        method = how.apply(how.travels(method), offered, kept)
         return with_rule(method, blends.refuse_other_sizes(method))
 
     return Remade(apply, remake)

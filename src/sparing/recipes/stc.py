@@ -1,5 +1,5 @@
 from sparing.core.codec import chain
-from sparing.core.errors import MethodError
+from sparing.core.compose import broadcast_by
 from sparing.core.method import Broadcast, Method, Recipe
 from sparing.core.registry import recipe
 from sparing.parts.code import quantisers, sparsifiers
@@ -14,8 +14,6 @@ def stc(ratio: float = 0.01, down: bool = True) -> Recipe:
         method = method._replace(up=(*method.up, codec._replace(name="stc")), memory=True)
         if not down:
             return method
-        if method.broadcast is not None:
-            raise MethodError("stc and broadcast both write the server's update; drop one, or set stc.down: false")
-        return method._replace(broadcast=Broadcast((codec._replace(name="stc"),)))
+        return broadcast_by(method, Broadcast((codec._replace(name="stc"),)))
 
     return apply

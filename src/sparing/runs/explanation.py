@@ -146,7 +146,9 @@ def explain_method(
         classes=classes,
         parts=[_recipe_part(name_and_options("method", entry)[0]) for entry in entries],
         parameters=layout.size,
-        frozen=sum(x.numel() for x in net.parameters() if not x.requires_grad),
+        frozen=sum(
+            x.numel() for name, x in net.named_parameters() if not x.requires_grad and name not in whole.layout.shapes
+        ),
         stages=[codec.name for codec in whole.up],
         memory=whole.memory,
         broadcast=[codec.name for codec in whole.broadcast.stages] if whole.broadcast else [],
@@ -341,7 +343,7 @@ def _module_names(names: frozenset[str], layout: Layout) -> list[str]:
 
 def _sends_updates(method: Method, server: Server) -> bool:
     return "held" in server.past and is_whole_model(
-        server.past, outgoing(method, server, _example_context(0, _MADE_UP_ROUNDS, first=False))
+        method, server.past, outgoing(method, server, _example_context(0, _MADE_UP_ROUNDS, first=False))
     )
 
 

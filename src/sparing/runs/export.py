@@ -149,7 +149,8 @@ def _trained_network(run: Path, study: Study, base: nn.Module, rank: int | None)
         ctx = context(study.seed, meta["round"], study.rounds, [0], [1], 1, 1)
         network = method.fit.module(network, size)
         model = method.fit.resize.shrink(server.fit, model, size, ctx)
-    network.load_state_dict(_state(rest.complete({name: model[name] for name in layout.shapes})))
+    known = layout.shapes.keys() | rest.fixed.keys()
+    network.load_state_dict(_state(rest.complete({name: x for name, x in model.items() if name in known})))
     return _Trained(network.eval(), moved)
 
 

@@ -15,18 +15,15 @@ kernel and stride, B one of kernel 1, so the adapter stands for the weight scale
 import copy
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparing.core.errors import MethodError, nearest_name
 from sparing.core.keys import client_keys, hashes, tag_word, uniforms
-from sparing.core.tree import bases_in
 
-A, B = "lora_a.weight", "lora_b.weight"
+A, B, MERGED = "lora_a.weight", "lora_b.weight", "merged.weight"
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Shape = tuple[int, ...]
 
@@ -36,6 +33,8 @@ class AdapterSettings(NamedTuple):
     scale: float
     trains_a: bool = True
     seed: int = 0
+    merges: bool = False  # whether the server may add to the frozen layer, beside it
+    anew: bool = False  # whether every round starts from a B of zero
 
 
 class Adapted(nn.Module):
@@ -47,13 +46,18 @@ class Adapted(nn.Module):
         rows = keyed_rows(path, settings.seed, 0, settings.rank, tuple(self.lora_a.weight.shape[1:]))
         self.lora_a.weight = nn.Parameter(rows.to(self.lora_a.weight), requires_grad=settings.trains_a)
         self.lora_b.weight = nn.Parameter(torch.zeros_like(self.lora_b.weight))
+        self.merged = _layer_of_zeros(layer) if settings.merges else None
+        self.drop: nn.Module | None = None  # what is left out at random of the adapter's inputs
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.rank:
-            return self.base(x) + (self.lora_a.weight[:0].sum() + self.lora_b.weight.sum())  # zero, with gradients
-        thin = self.lora_a(x.to(self.lora_a.weight.dtype))
-        thin = thin if thin.shape[self.axis] == self.rank else thin.narrow(self.axis, 0, self.rank)
         out = self.base(x)
+        if self.merged is not None:
+            out = out + self.merged(x.to(self.merged.weight.dtype)).to(out.dtype)
+        if not self.rank:
+            return out + (self.lora_a.weight[:0].sum() + self.lora_b.weight.sum())  # zero, with gradients
+        seen = x if self.drop is None else self.drop(x)
+        thin = self.lora_a(seen.to(self.lora_a.weight.dtype))
+        thin = thin if thin.shape[self.axis] == self.rank else thin.narrow(self.axis, 0, self.rank)
         return out + (self.scale * self.lora_b(thin)).to(out.dtype)
 
     @property
@@ -61,7 +65,8 @@ class Adapted(nn.Module):
         """What the layer amounts to, for whoever reads a weight instead of calling the layer, as attention may."""
         base: Any = self.base.weight
         product = self.lora_b.weight.flatten(1) @ self.lora_a.weight[: self.rank].flatten(1)
-        return base + (self.scale * product).reshape(base.shape).to(base.dtype)
+        added = (self.scale * product).reshape(base.shape)
+        return base + (added if self.merged is None else added + self.merged.weight).to(base.dtype)
 
     @property
     def bias(self) -> Tensor | None:
@@ -72,17 +77,39 @@ def _thin_layers(layer: nn.Module, rank: int) -> tuple[int, Any, Any]:
     """The axis of a layer's outputs, and the two layers of its adapter, not filled yet."""
     weight: Any = layer.weight
     kind = {"dtype": weight.dtype if weight.dtype.itemsize > 2 else torch.float32, "device": weight.device}
-    empty: Any = torch.nn.utils.skip_init
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Initializing zero-element tensors")
         if isinstance(layer, nn.Linear):
-            a = empty(nn.Linear, layer.in_features, rank, bias=False, **kind)
-            return -1, a, empty(nn.Linear, rank, layer.out_features, bias=False, **kind)
+            b = _empty_layer(nn.Linear, rank, layer.out_features, **kind)
+            return -1, _layer_of_shape(layer, rank, **kind), b
         assert isinstance(layer, CONVOLUTIONS)
-        conv = next(one for one in CONVOLUTIONS if isinstance(layer, one))
-        along: Any = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
-        a = empty(conv, layer.in_channels, rank, layer.kernel_size, bias=False, **along, **kind)
-        return -1 - len(layer.kernel_size), a, empty(conv, rank, layer.out_channels, 1, bias=False, **kind)
+        b = _empty_layer(_kind_of_convolution(layer), rank, layer.out_channels, 1, **kind)
+        return -1 - len(layer.kernel_size), _layer_of_shape(layer, rank, **kind), b
+
+
+def _layer_of_shape(layer: nn.Module, outputs: int, **kind: Any) -> Any:
+    """One like it with so many outputs, no bias, and not filled yet."""
+    if isinstance(layer, nn.Linear):
+        return _empty_layer(nn.Linear, layer.in_features, outputs, **kind)
+    assert isinstance(layer, CONVOLUTIONS)
+    along: Any = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+    return _empty_layer(_kind_of_convolution(layer), layer.in_channels, outputs, layer.kernel_size, **along, **kind)
+
+
+def _layer_of_zeros(layer: nn.Module) -> Any:
+    """One like it, in float32 and frozen, that adds nothing yet."""
+    weight: Any = layer.weight
+    zeros = _layer_of_shape(layer, len(weight), dtype=torch.float32, device=weight.device)
+    zeros.weight = nn.Parameter(torch.zeros_like(zeros.weight), requires_grad=False)
+    return zeros
+
+
+def _empty_layer(*args: Any, **options: Any) -> Any:
+    return torch.nn.utils.skip_init(*args, bias=False, **options)
+
+
+def _kind_of_convolution(layer: nn.Module) -> Any:
+    return next(one for one in CONVOLUTIONS if isinstance(layer, one))
 
 
 def keyed_rows(path: str, seed: int, round: int, rank: int, shape: Shape) -> Tensor:
@@ -91,78 +118,6 @@ def keyed_rows(path: str, seed: int, round: int, rank: int, shape: Shape) -> Ten
     keys = client_keys(np.arange(rank), tag_word(seed, round, f"lora/{path}"))[0]
     drawn = uniforms(hashes(torch.from_numpy(keys.view(np.int64)), inputs))
     return ((2 * drawn - 1) / math.sqrt(inputs)).reshape(rank, *shape)
-
-
-def adapted_model(
-    model: nn.Module, targets: Sequence[str], full: Sequence[str], settings: AdapterSettings, keep: int
-) -> nn.Module:
-    """A copy of the network, all of it frozen but adapters on the targets and the layers that train whole.
-
-    Adapters have the settings' rank, or the rank `keep` where that is more, as far as the layer has it.
-    """
-    if bases_in(model) or any(isinstance(layer, Adapted) for layer in model.modules()):
-        raise MethodError("lora finds a network that another recipe has remade already; keep one of them")
-    if any(".lora_A." in name for name, _ in model.named_parameters()):
-        raise MethodError(
-            "lora finds a network that peft has wrapped already; give it the one within (`model.unload()`), or drop "
-            "lora from the list: peft's adapters train and are averaged as they are"
-        )
-    model, paths = copy.deepcopy(model), target_paths(model, targets)
-    whole = _named_parameters(model, full)
-    for name, x in model.named_parameters():
-        x.requires_grad_(name in whole)
-    for path in paths:
-        layer, rank = model.get_submodule(path), settings.rank
-        least = _least_side(path, layer)
-        if rank > least:
-            raise MethodError(
-                f"lora: rank {rank} is above that of {path!r}, which is {least}; lower lora.rank or lora.ranks, or "
-                "take it out of lora.targets"
-            )
-        _replace_layer(model, path, Adapted(layer, settings._replace(rank=min(max(rank, keep), least)), path))
-    return model
-
-
-def target_paths(model: nn.Module, targets: Sequence[str]) -> list[str]:
-    """Dense layers and convolutions whose path holds one of these as whole components."""
-    layers = [path for path, layer in model.named_modules() if isinstance(layer, (nn.Linear, *CONVOLUTIONS)) and path]
-    if not targets:
-        raise MethodError("lora.targets is empty; name at least one layer, such as [q_proj, v_proj]")
-    found: set[str] = set()
-    for word in targets:
-        hits = {path for path in layers if f".{word}." in f".{path}."}
-        if not hits:
-            words = {part for path in layers for part in path.split(".")} | set(layers)
-            raise MethodError(
-                f"lora.targets: {word!r} matches no dense layer or convolution; {nearest_name(word, words)}"
-            )
-        found |= hits
-    return [path for path in layers if path in found]
-
-
-def _named_parameters(model: nn.Module, full: Sequence[str]) -> set[str]:
-    found: set[str] = set()
-    names = [name for name, _ in model.named_parameters()]
-    for word in full:
-        hits = {name for name in names if f".{word}." in f".{name}."}
-        if not hits:
-            layers = {name.rpartition(".")[0] for name in names}
-            raise MethodError(f"lora.full: {word!r} matches no layer; {nearest_name(word, layers)}")
-        found |= hits
-    return found
-
-
-def _least_side(path: str, layer: nn.Module) -> int:
-    """The rank that the layer's weight, as a matrix, can have."""
-    if getattr(layer, "groups", 1) > 1:
-        raise MethodError(f"lora cannot adapt {path!r}, a convolution in groups; take it out of lora.targets")
-    weight: Any = layer.weight
-    return min(weight.shape[0], weight[0].numel())
-
-
-def _replace_layer(model: nn.Module, path: str, layer: nn.Module) -> None:
-    owner, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(owner), leaf, layer)
 
 
 def model_of_rank(model: nn.Module, rank: int, scale: float) -> nn.Module:

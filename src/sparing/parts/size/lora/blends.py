@@ -8,7 +8,8 @@ from sparing.core.compose import collected_by, with_rule
 from sparing.core.errors import MethodError, check_range, unsummable
 from sparing.core.fold import mean_of_voters
 from sparing.core.method import Method
-from sparing.parts.size.lora import gathered, padded
+from sparing.parts.size.lora import exact, gathered, padded, stacked
+from sparing.parts.size.lora.merged import with_merged
 from sparing.parts.size.lora.ranks import Ranks, adapter_layers, factor_side, leading_resize, ranks_fit
 
 Keep = int | Literal["largest", "all"]
@@ -20,6 +21,9 @@ class AdapterBlend(NamedTuple):
     keeps: bool = False  # whether the server may keep another rank than its largest client's
     trains_a: bool = True
     ranks_may_differ: bool = True
+    merges: bool = False  # whether the server adds to the frozen layers
+    anew: bool = False  # whether adapters start anew each round
+    travels: Callable[[Method], Method] = lambda method: method  # what it makes of the method as any size sees it
 
 
 def average_factors(method: Method, ranks: Ranks, keep: int) -> Method:
@@ -54,6 +58,27 @@ def gather_products(mix: str, method: Method, ranks: Ranks, keep: int) -> Method
     return collected_by(method, f"lora.blend: {mix}", mean_of_voters)._replace(fit=fit)
 
 
+def average_exactly(method: Method, ranks: Ranks, keep: int) -> Method:
+    """Both factors, each by itself, and what the mean of products has beyond that joins the base."""
+    if method.summed is not None:
+        raise unsummable(f"lora.blend 'exact' needs the factors of each client; {gathered.INSTEAD}")
+    steps = (exact.residual_step(method.layout, ranks.scale_at(ranks.most)), *method.blend.steps)
+    return with_rule(method._replace(blend=method.blend._replace(steps=steps)), exact.refuse_other_means)
+
+
+def stack_factors(method: Method, ranks: Ranks, keep: int) -> Method:
+    """The products of everyone join the base."""
+    if method.summed is not None:
+        raise unsummable(f"lora.blend 'stack' needs the factors of each client; {gathered.INSTEAD}")
+    resize = stacked.stacked_resize(adapter_layers(method.layout), ranks)
+    fit = ranks_fit(method.layout, ranks, resize, within=False)
+    return collected_by(method, "lora.blend: stack", mean_of_voters)._replace(fit=fit)
+
+
+def travel_stacked(method: Method) -> Method:
+    return stacked.with_new_adapters(with_merged(method))
+
+
 MIXES: dict[str, Callable[[Ranks], gathered.Mix]] = {
     "svd": lambda ranks: gathered.sum_of_products,
     "partitioned": lambda ranks: partial(gathered.sum_of_partitions, most=ranks.most),
@@ -63,6 +88,8 @@ BLENDS: dict[str, AdapterBlend] = {
     "average": AdapterBlend(average_factors, ranks_may_differ=False),
     "freeze-a": AdapterBlend(average_b, trains_a=False),
     "padded": AdapterBlend(average_padded),
+    "exact": AdapterBlend(average_exactly, ranks_may_differ=False, merges=True, travels=with_merged),
+    "stack": AdapterBlend(stack_factors, merges=True, anew=True, travels=travel_stacked),
     **{mix: AdapterBlend(partial(gather_products, mix), keeps=True) for mix in MIXES},
 }
 

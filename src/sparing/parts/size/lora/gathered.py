@@ -77,7 +77,7 @@ def gathered_resize(layout: Layout, ranks: Ranks, mix: Mix, keep: int) -> Resize
         values, report, lost, whole = {}, {}, 0.0, 0.0
         for path in layers:
             one, other = model[f"{path}.{B}"], model[f"{path}.{A}"]
-            pairs = [_matrices(x[f"{path}.{B}"], x[f"{path}.{A}"], ranks) for x in came]
+            pairs = [matrices_of(x[f"{path}.{B}"], x[f"{path}.{A}"], ranks) for x in came]
             server = scale * one[0].flatten(1).double().cpu(), other[0].flatten(1).double().cpu()
             found = strongest_directions(mix(server, pairs, share))
             rows = keyed_rows(path, ctx.seed, ctx.round, other.shape[1], tuple(other.shape[2:])).flatten(1)
@@ -95,6 +95,6 @@ def gathered_resize(layout: Layout, ranks: Ranks, mix: Mix, keep: int) -> Resize
     return Resize(shrink, grow, gathering=Gathering(names, blend, INSTEAD))
 
 
-def _matrices(b: Tensor, a: Tensor, ranks: Ranks) -> Pair:
+def matrices_of(b: Tensor, a: Tensor, ranks: Ranks) -> Pair:
     """A client's factors as float64 on the host, its scale in B."""
     return ranks.scale_at(len(a)) * b.flatten(1).double().cpu(), a.flatten(1).double().cpu()

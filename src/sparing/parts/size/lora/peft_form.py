@@ -71,7 +71,10 @@ def merged_tensors(network: nn.Module) -> dict[str, Tensor]:
 def _merged_weight(layer: Adapted) -> Tensor:
     base: Any = layer.base.weight
     product = layer.lora_b.weight.double().flatten(1) @ layer.lora_a.weight[: layer.rank].double().flatten(1)
-    return (base.double() + (layer.scale * product).reshape(base.shape)).to(base.dtype)
+    added = (layer.scale * product).reshape(base.shape)
+    if layer.merged is not None:
+        added = added + layer.merged.weight.double()
+    return (base.double() + added).to(base.dtype)
 
 
 def _copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -126,6 +129,11 @@ def _refuse_other_forward(network: nn.Module, path: str, layer: Adapted) -> None
     if not layer.rank:
         raise MethodError(
             f"an adapter of rank 0, as that of {path!r}, has nothing to write; choose a rank of at least 1"
+        )
+    if layer.merged is not None and bool(layer.merged.weight.any()):
+        raise MethodError(
+            f"what was merged into the base of {path!r} during training is no adapter, and peft's would lack it; "
+            f"{_INSTEAD}"
         )
     if isinstance(owner, nn.MultiheadAttention):
         raise MethodError(
