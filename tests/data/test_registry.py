@@ -44,7 +44,8 @@ def test_names_that_cannot_be_meant(name, options, sentence):
         load_dataset(name, **options)
 
 
-FETCHED = [name for name in NAMES.split() if name not in ("digits", "folder", "hf", "npz", "pfllib", "text", "fashion-mnist")]
+OTHERS = ("digits", "folder", "hf", "npz", "pfllib", "text", "fashion-mnist")
+FETCHED = [name for name in NAMES.split() if name not in OTHERS]
 
 
 @pytest.mark.parametrize("name", FETCHED)
