@@ -101,7 +101,7 @@ $(TRITON): pyproject.toml constraints.txt
 $(MODELS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-models
 	.venv-models/bin/python -m pip install --quiet --constraint constraints.txt --editable . pytest pytest-xdist \
-		transformers==5.22.2 peft==0.21.2 timm==1.0.30 torchvision==0.28.0 torchmetrics==1.9.0
+		transformers==5.22.2 peft==0.21.2 datasets==5.2.0 timm==1.0.30 torchvision==0.28.0 torchmetrics==1.9.0
 	touch $@
 
 # Flower asks for other versions than constraints.txt has, and for Python 3.11; only bytes pass between the two.

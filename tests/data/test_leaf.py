@@ -10,7 +10,7 @@ from formats import random_images, write_leaf
 
 from sparing.core.errors import DataError
 from sparing.data import load_dataset
-from sparing.data.sets.shakespeare import _VOCABULARY
+from sparing.data.tokenisers import CHARACTERS
 
 
 def user(x, y):
@@ -36,7 +36,7 @@ def pieces(text, length=80):
 
 
 def said(row):
-    return "".join(_VOCABULARY[i] for i in row.tolist())
+    return "".join(CHARACTERS[i] for i in row.tolist())
 
 
 TEXT = "To be, or not to be, that is the question:\nWhether 'tis nobler in the mind to suffer" * 2

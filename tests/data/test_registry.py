@@ -7,7 +7,7 @@ from sparing.core.errors import DataError
 from sparing.data import digits_tensors, known_datasets, load_dataset
 
 NAMES = """cifar10 cifar100 digit-domains digits emnist fashion-mnist femnist folder hf mnist mnist-writers npz
-office-caltech10 pfllib shakespeare"""
+office-caltech10 pfllib shakespeare text"""
 
 
 def test_every_dataset_is_known_and_says_what_it_is():
@@ -44,7 +44,8 @@ def test_names_that_cannot_be_meant(name, options, sentence):
         load_dataset(name, **options)
 
 
-FETCHED = [name for name in NAMES.split() if name not in ("digits", "folder", "hf", "npz", "pfllib", "fashion-mnist")]
+OTHERS = ("digits", "folder", "hf", "npz", "pfllib", "text", "fashion-mnist")
+FETCHED = [name for name in NAMES.split() if name not in OTHERS]
 
 
 @pytest.mark.parametrize("name", FETCHED)

@@ -66,7 +66,7 @@ def shape_of(name: str | dict, shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(build_network(name, shape, 5)(torch.zeros(2, *shape, dtype=torch.int64 if tokens else None)).shape)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"hf"}))
 def test_every_network_ends_in_its_head(name):
     shape = (7,) if name in ("lstm", "transformer") else CIFAR
     with torch.device("meta"):

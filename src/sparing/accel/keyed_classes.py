@@ -4,7 +4,6 @@ What `train.keyed_layers` does by hooks, for paths that recast layers anyway: he
 be stacked (vmap), with padding.
 """
 
-import copy
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from sparing.train.keyed_layers import (
     masked_by_key,
     normalised,
 )
-from sparing.train.working_copy import WorkingCopy, described_copy
+from sparing.train.working_copy import WorkingCopy, copied_module, described_copy
 
 
 class KeyedDropout(nn.Dropout):
@@ -131,5 +130,5 @@ def recast_keyed_layers(model: nn.Module, stacked: bool, static: bool) -> KeyedS
 
 def stacked_copy(model: nn.Module, device: torch.device, static: bool) -> WorkingCopy:
     """A working copy for use under vmap."""
-    module = copy.deepcopy(model).to(device).train()
+    module = copied_module(model, device)
     return described_copy(module, recast_keyed_layers(module, stacked=True, static=static), device)

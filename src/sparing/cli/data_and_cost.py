@@ -9,6 +9,7 @@ from rich.table import Table
 
 from sparing.cli.wording import lost_text, megabytes_text, size_text
 from sparing.data.dataset import Dataset
+from sparing.data.inputs import sample_tensors
 from sparing.net.holdings import write_holdings
 from sparing.reports.split_picture import draw_split
 from sparing.runs.cost import StudyCost
@@ -40,9 +41,9 @@ def split_json(task: TaskSection, seed: int) -> dict[str, Any]:
 def show_split(task: TaskSection, seed: int, picture: Path, console: Console) -> None:
     """Say what the dataset is and who holds what, and draw it."""
     pool, told = _load_split(task, seed)
-    kind = "x".join(str(side) for side in pool.x.shape[1:])
+    kind = " and ".join(f"{'x'.join(str(side) for side in x.shape[1:])} ({x.dtype})" for _, x in sample_tensors(pool.x))
     groups = f", natural ids: {', '.join(sorted(pool.groups))}" if pool.groups else ""
-    console.print(f"{pool.name}: {len(pool):,} samples of {kind} ({pool.x.dtype}), {pool.classes} classes{groups}")
+    console.print(f"{pool.name}: {len(pool):,} samples of {kind}, {pool.classes} classes{groups}")
     for line in split_report_lines(told):
         console.print(line, highlight=False)
     console.print(f"figure written to {draw_split(told, picture)}")

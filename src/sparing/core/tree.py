@@ -143,9 +143,11 @@ class Rest(NamedTuple):
 
 
 def rest_of(model: torch.nn.Module, layout: Layout) -> Rest:
-    tied = tied_names(model)
-    names = [name for name in model.state_dict() if name not in layout.shapes and name not in tied]
-    return Rest({name: model.state_dict()[name].detach().clone()[None] for name in names}, tied)
+    """Frozen parameters are the model's own, not copies: a large base is held once."""
+    tied, state = tied_names(model), model.state_dict()
+    frozen = {name for name, p in model.named_parameters() if not p.requires_grad}
+    fixed = {name: x.detach() for name, x in state.items() if name not in layout.shapes and name not in tied}
+    return Rest({name: (x if name in frozen else x.clone())[None] for name, x in fixed.items()}, tied)
 
 
 def row_count(tree: Tree) -> int:

@@ -20,6 +20,7 @@ from sparing.data.dataset import Dataset
 from sparing.data.files.locations import FileForm, cache_folder, fetch_command, find_files
 from sparing.data.files.npy import map_npy
 from sparing.data.files.unpacking import PARSER_ERRORS
+from sparing.data.inputs import Inputs
 from sparing.data.pooling import check_consistent, check_trainable
 
 _CACHE_FORMAT = 1  # raise it when a decoder changes what it gives, and every cache is made anew
@@ -71,9 +72,10 @@ def open_cached(place: Path) -> Dataset | None:
         about = json.loads((place / "about.json").read_text(encoding="utf-8"))
         arrays = {str(name): _mapped_tensor(place / file) for name, file in about["arrays"].items()}
         groups = {name.removeprefix("group "): ids for name, ids in arrays.items() if name.startswith("group ")}
-        kept = Dataset(
-            about["name"], arrays["x"], arrays["y"], about["classes"], arrays.get("official"), groups, about["names"]
-        )
+        inputs = about.get("inputs")
+        x = Inputs(tuple(arrays[f"x {name}"] for name in inputs), tuple(inputs)) if inputs else arrays["x"]
+        official, vocabulary = arrays.get("official"), about.get("vocabulary")
+        kept = Dataset(about["name"], x, arrays["y"], about["classes"], official, groups, about["names"], vocabulary)
         return check_consistent(kept)
     except (DataError, *PARSER_ERRORS):
         return None
@@ -85,11 +87,15 @@ def _mapped_tensor(file: Path) -> Tensor:
 
 def write_cached(dataset: Dataset, place: Path, asked: str) -> Dataset | None:
     """Write a dataset so that no reader ever sees half of it, and drop what older sources left."""
-    arrays = {"x": dataset.x, "y": dataset.y, **{f"group {name}": ids for name, ids in dataset.groups.items()}}
+    x, groups = dataset.x, {f"group {name}": ids for name, ids in dataset.groups.items()}
+    several = dict(zip(x.names or (), x.tensors, strict=True)) if isinstance(x, Inputs) else {}
+    arrays = {f"x {name}": one for name, one in several.items()} if isinstance(x, Inputs) else {"x": x}
+    arrays |= {"y": dataset.y, **groups}
     if dataset.official is not None:
         arrays["official"] = dataset.official
     files = {name: f"{i}.npy" for i, name in enumerate(arrays)}
     about = {"name": dataset.name, "classes": dataset.classes, "names": dataset.names, "arrays": files}
+    about |= {"inputs": list(several), "vocabulary": dataset.vocabulary}
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         for old in place.parent.glob(f"*-{asked}-*"):

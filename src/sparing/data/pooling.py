@@ -11,6 +11,7 @@ from torch import Tensor
 from sparing.core.errors import DataError
 from sparing.data.dataset import IGNORED, Dataset
 from sparing.data.files.unpacking import damage_as_data_error
+from sparing.data.inputs import sample_tensors
 
 
 class SourcePart(NamedTuple):
@@ -140,9 +141,10 @@ _MOST_CLASSES = 1_000_000
 def check_trainable(dataset: Dataset) -> Dataset:
     """The dataset itself, if it can be trained on."""
     check_consistent(dataset)
-    if dataset.x.is_floating_point() and not bool(dataset.x.isfinite().all()):
-        at = int((~dataset.x.isfinite()).flatten(1).any(1).nonzero()[0])
-        raise DataError(f"{dataset.name}: sample {at} has a value that is not finite: remove or repair it")
+    for _, x in sample_tensors(dataset.x):
+        if x.is_floating_point() and not bool(x.isfinite().all()):
+            at = int((~x.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise DataError(f"{dataset.name}: sample {at} has a value that is not finite: remove or repair it")
     return dataset
 
 

@@ -1,6 +1,6 @@
 """Networks by name. The last layer is always called `head`."""
 
-from sparing.models import resnet, text, vgg
+from sparing.models import hugging_face_folder, resnet, text, vgg
 from sparing.models.registry import MODELS, ModelBuilder, build_network, register_model
 from sparing.models.small import cnn, fedavg_cnn, lenet5, mlp
 
@@ -10,6 +10,7 @@ __all__ = [
     "build_network",
     "cnn",
     "fedavg_cnn",
+    "hugging_face_folder",
     "lenet5",
     "mlp",
     "register_model",

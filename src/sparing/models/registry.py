@@ -1,5 +1,6 @@
 """From the name of a network in a study to the network."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,9 @@ from sparing.data.options import name_and_options, unknown_model, validate_optio
 from sparing.models.adapter import with_adapter
 
 ModelBuilder = Callable[..., nn.Module]
-"""(shape of one sample, classes, options of its own) -> network. For tokens, classes is the size of the vocabulary."""
+"""(shape of one sample, classes, options of its own) -> network. Where targets are tokens, classes is how many tokens
+there are. One called `name:FOLDER` is given the folder first; options `vocabulary` (how many tokens samples are made
+of) and `per_token` (whether there is a target at every place) are filled in from the data, where a builder has them."""
 
 MODELS: dict[str, ModelBuilder] = {}
 
@@ -25,26 +28,39 @@ def register_model(name: str) -> Callable[[ModelBuilder], ModelBuilder]:
     """
 
     def put(build: ModelBuilder) -> ModelBuilder:
-        MODELS[name] = build
+        MODELS[name.partition(":")[0]] = build
         return build
 
     return put
 
 
-def build_network(name: str | Mapping[str, Any], shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
+def build_network(
+    name: str | Mapping[str, Any],
+    shape: tuple[int, ...],
+    classes: int,
+    offered: Mapping[str, Any] = {},
+    **options: Any,
+) -> nn.Module:
     """The network of this name for samples of this shape; `{"mlp": {"hidden": [200]}}` carries its own options.
 
-    Every network that is a chain of layers takes `adapter`, the width of a small layer before the head.
+    Every network that is a chain of layers takes `adapter`, the width of a small layer before the head. `offered`: what
+    is known of the data, for builders that take it.
 
     >>> build_network("mlp", (1, 28, 28), 10, hidden=[200, 200]).head
     Linear(in_features=200, out_features=10, bias=True)
     """
     name, own = name_and_options("model", name)
-    if name not in MODELS:
+    head, colon, place = name.partition(":")
+    if head not in MODELS:
         raise unknown_model(name, MODELS)
-    own = own | options
+    build, own = MODELS[head], own | options
+    takes = inspect.signature(build).parameters
+    if ("folder" in takes) != bool(place):
+        raise ConfigError(f"model is {name!r}: " + (f"write {head}:FOLDER" if not colon else f"write {head} alone"))
+    given = (place, shape, classes) if place else (shape, classes)
+    own = {key: one for key, one in offered.items() if key in takes and one is not None} | own
     width = own.pop("adapter", None)
-    model = MODELS[name](shape, classes, **validate_options("model", name, MODELS[name], own, given=2))
+    model = build(*given, **validate_options("model", head, build, own, len(given)))
     return model if width is None else with_adapter(name, model, width)
 
 

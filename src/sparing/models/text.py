@@ -1,4 +1,8 @@
-"""Networks for tokens `[B, T]` that guess the next one: at every place, or (`last`) after the last place only."""
+"""Networks for tokens `[B, T]` that guess the next one: at every place, or (`last`) after the last place only.
+
+Under a mask, where a classifier's sequences are padded behind, the last place is the last one that holds a token. They
+take their samples under the names that models of Hugging Face use.
+"""
 
 import math
 from collections import OrderedDict
@@ -19,16 +23,26 @@ class LSTM(nn.Module):
     torch.Size([2, 5, 90])
     """
 
-    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int, last: bool):
+    def __init__(
+        self, vocabulary: int, embedding: int, hidden: int, layers: int, last: bool, classes: int | None = None
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.lstm = nn.LSTM(embedding, hidden, layers, batch_first=True)
-        self.head = nn.Linear(hidden, vocabulary)
+        self.head = nn.Linear(hidden, classes or vocabulary)
         self.last = last
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x, _ = self.lstm(self.embedding(tokens))
-        return self.head(x[..., -1, :] if self.last else x)
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x, _ = self.lstm(self.embedding(input_ids))
+        return self.head(_last_place(x, attention_mask) if self.last else x)
+
+
+def _last_place(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Of `x [B, T, width]`, the last place, or the last one that the mask `[B, T]` leaves."""
+    if mask is None:
+        return x[..., -1, :]
+    at = (mask.sum(-1) - 1).clamp(min=0)
+    return x.gather(-2, at[..., None, None].expand(*at.shape, 1, x.shape[-1])).squeeze(-2)
 
 
 class CausalAttention(nn.Module):
@@ -68,19 +82,21 @@ class Transformer(nn.Module):
     torch.Size([2, 90])
     """
 
-    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, last: bool):
+    def __init__(
+        self, vocabulary: int, length: int, width: int, layers: int, heads: int, last: bool, classes: int | None = None
+    ):
         super().__init__()
         self.embedding, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.Sequential(
             OrderedDict((f"block{i + 1}", TransformerBlock(width, heads)) for i in range(layers))
         )
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes or vocabulary)
         self.last = last
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embedding(tokens) + self.position.weight[: tokens.shape[-1]]
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        x = self.embedding(input_ids) + self.position.weight[: input_ids.shape[-1]]
         x = self.norm(self.blocks(x))
-        return self.head(x[..., -1, :] if self.last else x)
+        return self.head(_last_place(x, attention_mask) if self.last else x)
 
 
 @register_model("lstm")
@@ -90,10 +106,13 @@ def _lstm_for_shape(
     embedding: PositiveInt = 8,
     hidden: PositiveInt = 256,
     layers: PositiveInt = 2,
-    last: bool = False,
+    last: bool | None = None,
+    vocabulary: PositiveInt | None = None,
+    per_token: bool | None = None,
 ) -> nn.Module:
     _sequence_length("lstm", shape)
-    return LSTM(classes, embedding, hidden, layers, last)
+    tokens, outputs, last = _text_head(classes, vocabulary, per_token, last)
+    return LSTM(tokens, embedding, hidden, layers, last, outputs)
 
 
 @register_model("transformer")
@@ -103,11 +122,23 @@ def _transformer_for_shape(
     width: PositiveInt = 128,
     layers: PositiveInt = 2,
     heads: PositiveInt = 4,
-    last: bool = False,
+    last: bool | None = None,
+    vocabulary: PositiveInt | None = None,
+    per_token: bool | None = None,
 ) -> nn.Module:
     if width % heads:
         raise ConfigError(f"transformer.width is {width}, which {heads} heads cannot share: make it a multiple")
-    return Transformer(classes, _sequence_length("transformer", shape), width, layers, heads, last)
+    tokens, outputs, last = _text_head(classes, vocabulary, per_token, last)
+    return Transformer(tokens, _sequence_length("transformer", shape), width, layers, heads, last, outputs)
+
+
+def _text_head(
+    classes: int, vocabulary: int | None, per_token: bool | None, last: bool | None
+) -> tuple[int, int, bool]:
+    """How many tokens there are, what is chosen between, and whether that is asked after the last place only: where a
+    classifier's vocabulary is known, so is that it has one target."""
+    classifies = vocabulary is not None and per_token is False
+    return vocabulary or classes, classes, classifies if last is None else last
 
 
 def _sequence_length(name: str, shape: tuple[int, ...]) -> int:

@@ -21,6 +21,7 @@ from sparing.data import load_dataset
 from sparing.data.arrays import to_tensor
 from sparing.data.files.npy import read_npz_object, read_whole_npz
 from sparing.data.files.unpacking import damage_as_data_error
+from sparing.data.inputs import Inputs
 from sparing.net.node import Holding
 from sparing.net.server import ServerSets
 from sparing.tasks.code import CodeCall, call_code, code_file, is_code, place_beside
@@ -94,6 +95,11 @@ def load_server_sets(place: Path | None, shape: tuple[int, ...] | None, classes:
 
 def write_holdings(folder: Path, task: Any, classes: int) -> list[Path]:
     """Every client's samples and the server's test set as files, to try a federation with data from one place."""
+    if isinstance(task.train.x, Inputs):
+        raise ConfigError(
+            f"{task.name} has samples of several tensors, and files for nodes hold one array x: let each node name a "
+            "function of its own, --data my_file.py:load"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for i in range(len(task)):

@@ -54,6 +54,11 @@ class ServerSets(NamedTuple):
             return self.test[0][:1], self.test[1][:1]
         return torch.zeros(1, *self.shape), torch.zeros(1, dtype=torch.int64)
 
+    @property
+    def per_token(self) -> bool | None:
+        """Whether there is a target at every place of a sequence; None where there are no samples to tell by."""
+        return None if self.test is None else torch.as_tensor(self.test[1][:1]).ndim > 1
+
 
 class Carried(NamedTuple):
     """How a server reaches its nodes, and who watches."""
@@ -211,7 +216,7 @@ def _server_task(study: Study, count: Any, sets: ServerSets, copies: Path | None
     if model is None:
         raise ConfigError("task.model names no network; name one of sparing's, or my_file.py:Net")
     task = task_without_samples(
-        network_builder(model, sets.shape, sets.classes, copies),
+        network_builder(model, sets.shape, sets.classes, copies, None, sets.per_token),
         count,
         sets.example,
         loss=None if loss is None else own_loss(loss, copies),

@@ -120,7 +120,7 @@ def node_job(terms: Terms, client: int, train: Pair, test: Pair | None, own: Own
     model, loss = study.task.model, study.task.loss
     assert model is not None
     task = task_of_client(
-        network_builder(model, tuple(terms.shape), terms.classes),
+        network_builder(model, tuple(terms.shape), terms.classes, None, None, torch.as_tensor(train[1][:1]).ndim > 1),
         client,
         terms.clients,
         train,

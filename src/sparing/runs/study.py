@@ -75,9 +75,10 @@ class TaskSection(StudySection):
 
     @model_validator(mode="after")
     def clients_of_a_loader(self) -> "TaskSection":
-        """A loader of one's own says who holds what, unless a split is given."""
-        if "split" not in self.model_fields_set and "data" in self.code():
-            self.split = None
+        """A loader of one's own says who holds what, and so do texts by client, unless a split is given."""
+        if "split" not in self.model_fields_set:
+            name = next(iter(self.data), "") if isinstance(self.data, dict) else self.data
+            self.split = None if "data" in self.code() else "client" if name.startswith("text:") else self.split
         return self
 
     def code(self) -> dict[str, CodeCall]:

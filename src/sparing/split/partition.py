@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from sparing.core.errors import ConfigError
 from sparing.data.dataset import Dataset
+from sparing.data.inputs import samples_in_words
 from sparing.split.dealing import ClientParts, parts_from_owners, random_order, split_generator
 from sparing.split.index_lists import read_index_lists
 from sparing.split.labels import iid_split
@@ -123,8 +125,8 @@ def _deal_samples(
         return _deal_by_group(dataset, official, shared, name, options, clients, seed)
     if clients is None:
         raise ConfigError(f"{name} needs a number of clients: set clients")
-    if name == "styles" and dataset.x.ndim != 4:
-        raise ConfigError(f"styles need images, but {dataset.name} has samples of shape {tuple(dataset.x.shape[1:])}")
+    if name == "styles" and not (isinstance(dataset.x, Tensor) and dataset.x.ndim == 4):
+        raise ConfigError(f"styles need images, but {dataset.name} has {samples_in_words(dataset.x)}")
     pool = np.flatnonzero(shared)
     if name == "styles":
         shifts = client_styles(clients, seed, **options)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparing.core.errors import ConfigError, DataError, nearest_name
 from sparing.core.keys import GOLDEN, hashes, mix, signed
+from sparing.data.inputs import SomeSamples
 
 _STYLES = ("rotation", "stroke", "inversion", "noise")
 _STROKES = (0, 1, -1)  # as it is, thick, thin
@@ -78,7 +79,7 @@ def client_styles(clients: int, seed: int, kinds: Sequence[str] = _STYLES) -> li
     ]
 
 
-def samples_in_style(x: Tensor, parts: Sequence[np.ndarray], shifts: Sequence[Style] | None = None) -> Tensor:
+def samples_in_style(x: SomeSamples, parts: Sequence[np.ndarray], shifts: Sequence[Style] | None = None) -> SomeSamples:
     """The clients' samples end to end, each client's in its own style.
 
     >>> samples_in_style(torch.eye(2).reshape(1, 1, 2, 2), [np.array([0])], [Style(inverted=True)]).flatten().tolist()
@@ -86,7 +87,7 @@ def samples_in_style(x: Tensor, parts: Sequence[np.ndarray], shifts: Sequence[St
     """
     order = torch.from_numpy(np.concatenate(parts))
     out = x[order]
-    if shifts is not None:
+    if shifts is not None and isinstance(out, Tensor):  # several inputs were refused before
         edges = np.cumsum([0, *map(len, parts)]).tolist()
         for first, last, shift in zip(edges, edges[1:], shifts, strict=False):
             out[first:last] = _apply_style(out[first:last], shift, order[first:last])

@@ -21,7 +21,13 @@ from sparing.split import DatasetPartition, partition_dataset
 from sparing.split.laws import SPLIT_LAWS
 from sparing.split.styles import Style, samples_in_style
 from sparing.tasks.code import CodeCall, call_code, is_code, load_code
-from sparing.tasks.own_data import client_sets, dataset_from_sets, sample_shape_and_classes, sets_from_loader
+from sparing.tasks.own_data import (
+    client_sets,
+    dataset_from_sets,
+    sample_shape,
+    sample_shape_and_classes,
+    sets_from_loader,
+)
 from sparing.tasks.task import Task
 from sparing.train.losses import Loss
 
@@ -57,11 +63,11 @@ def build_task(
             raise ConfigError(f"task.clients is {clients}, but {task.name} gives {len(task)}; drop it")
         return task
     pool, parts = load_and_partition(data, clients, split, seed, test, validation, held_out, probe, copies)
-    shape, classes = tuple(pool.x.shape[1:]), pool.classes
+    shape, classes = sample_shape(pool.x), pool.classes
     train = _clients_of_parts(pool, parts.train, parts.shifts, read_augmentations(augment, shape))
     official = None if parts.global_test is None else torch.from_numpy(parts.global_test)
     task = Task(
-        network_builder(model, shape, classes, copies),
+        network_builder(model, shape, classes, copies, pool.vocabulary, pool.y.ndim > 1),
         train,
         _clients_of_parts(pool, parts.test, parts.shifts),
         loss=loss_of_samples,
@@ -90,20 +96,28 @@ def _task_of_clients(
     shape, classes = sample_shape_and_classes(*(one for one in sets.values() if isinstance(one, Clients)))
     if augment:
         sets["train"] = replace(sets["train"], augment=read_augmentations(augment, shape))
-    task = Task(network_builder(model, shape, classes, copies), loss=loss, name=name, **sets)
+    per_token = sets["train"].y.ndim > 1
+    task = Task(network_builder(model, shape, classes, copies, None, per_token), loss=loss, name=name, **sets)
     task.build()
     return task
 
 
 def network_builder(
-    model: str | Mapping[str, Any], shape: tuple[int, ...], classes: int, copies: Path | None = None
+    model: str | Mapping[str, Any],
+    shape: tuple[int, ...],
+    classes: int,
+    copies: Path | None = None,
+    vocabulary: int | None = None,
+    per_token: bool | None = None,
 ) -> Callable[[], nn.Module]:
     """What builds the network that a study names, ours or one's own; that is told the shape and the classes, where it
-    takes them."""
+    takes them, and of text how many tokens there are."""
     name, options = name_and_options("model", model)
     if not is_code(name):
-        return lambda: build_network(model, shape, classes)
+        offered = {"vocabulary": vocabulary, "per_token": per_token}
+        return lambda: build_network(model, shape, classes, offered)
     offered = {"shape": shape, "classes": classes, "num_classes": classes}
+    offered |= {} if vocabulary is None else {"vocabulary": vocabulary}
     return lambda: call_code(CodeCall(name, options), offered, copies)
 
 

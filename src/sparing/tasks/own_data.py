@@ -19,7 +19,7 @@ from sparing.core.errors import ConfigError, DataError, nearest_name
 from sparing.data.arrays import to_tensor
 from sparing.data.clients import Clients, clients_from_pairs
 from sparing.data.dataset import Dataset
-from sparing.data.inputs import Inputs
+from sparing.data.inputs import Inputs, Samples
 from sparing.split.partition import draw_held_out
 from sparing.split.train_test import cut_stratified, split_generator, split_train_test
 
@@ -82,11 +82,15 @@ def client_sets(
     return out
 
 
+def sample_shape(x: Samples) -> tuple[int, ...]:
+    """That a network is built for: of several inputs, the first's."""
+    return tuple((x.tensors[0] if isinstance(x, Inputs) else x).shape[1:])
+
+
 def sample_shape_and_classes(train: Clients, *others: Any) -> tuple[tuple[int, ...], int]:
     """Of the samples that a network is built for (of several inputs, the first's); for float targets, how many numbers
     it must give."""
-    y, first = train.y, train.x.tensors[0] if isinstance(train.x, Inputs) else train.x
-    shape = tuple(first.shape[1:])
+    y, shape = train.y, sample_shape(train.x)
     if y.is_floating_point():
         return shape, y.shape[1] if y.ndim > 1 else 1
     most = [int(one.y.max()) for one in (train, *others) if isinstance(one, Clients) and len(one.y)]

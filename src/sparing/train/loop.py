@@ -6,6 +6,7 @@ of its own for whatever else in the model draws from torch's generator.
 """
 
 import math
+from collections.abc import Container
 
 import torch
 from torch import Tensor
@@ -36,8 +37,9 @@ def train_loop(lesson: PathCall) -> tuple[Tree, Tensor]:
     """The models after training, `[K, *shape]`, and the reported losses `[K]`; `lesson.memory` is overwritten."""
     if lesson.precision == "bf16":
         raise ConfigError("path 'loop' trains in float32, but precision is bf16: use 'loop-fast' or 'implicit'")
-    work, keys, after = working_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson), rows_for(lesson)
-    losses = []
+    work, keys = working_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson)
+    lent = lent_to_all(lesson)
+    after, losses = rows_for(lesson, lent), []
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
         for k in range(len(lesson.ctx.ids)):
             losses.append(_train_client(lesson, keys, work, after, k))
@@ -45,11 +47,19 @@ def train_loop(lesson: PathCall) -> tuple[Tree, Tensor]:
     return after, torch.tensor(losses)
 
 
-def rows_for(lesson: PathCall) -> Tree:
-    """Room for every client's model."""
+def lent_to_all(lesson: PathCall) -> set[str]:
+    """Names of frozen weights that all clients share: nobody gets a row of its own."""
+    named = lesson.model.named_parameters(remove_duplicate=False)
+    return {name for name, p in named if not p.requires_grad and lesson.start[name].shape[0] == 1}
+
+
+def rows_for(lesson: PathCall, lent: Container[str] = ()) -> Tree:
+    """Room for every client's model; of what is lent, the rows are what it started from."""
     k = len(lesson.ctx.ids)
     return {
-        name: torch.empty(k, *x.shape, dtype=lesson.start[name].dtype, device=lesson.device)
+        name: lesson.start[name].expand(k, *x.shape)
+        if name in lent
+        else torch.empty(k, *x.shape, dtype=lesson.start[name].dtype, device=lesson.device)
         for name, x in lesson.model.state_dict().items()
     }
 
@@ -65,7 +75,7 @@ def _train_client(lesson: PathCall, keys: ClientKeys, work: WorkingCopy, after: 
         return loss, memory
 
     loss, memory = train_in_turn(lesson.model, lesson.device, train)
-    save_row(work, after, k)
+    save_row(work, after, k, lent_to_all(lesson))
     for name, x in memory.items():
         lesson.memory[name][k : k + 1] = x
     return loss

@@ -1,7 +1,7 @@
 """A working copy of a model: what is trained and evaluated, so that the model handed in never changes."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 import torch
@@ -33,9 +33,16 @@ class WorkingCopy(NamedTuple):
     width: int = EVALUATED_AT_ONCE  # samples that it is evaluated on at once
 
 
+def copied_module(model: nn.Module, device: torch.device) -> nn.Module:
+    """In training mode. Frozen parameters are looked at where they are: a base is held once, however many copies."""
+    frozen = (p for p in model.parameters() if not p.requires_grad and p.device == device)
+    lent = {id(p): nn.Parameter(p.data, requires_grad=False) for p in frozen if type(p) is nn.Parameter}
+    return copy.deepcopy(model, lent).to(device).train()  # type: ignore[arg-type]
+
+
 def working_copy(model: nn.Module, device: torch.device, static: bool) -> WorkingCopy:
     """The user's own layers, in training mode; dropout and BatchNorm are hooked."""
-    module = copy.deepcopy(model).to(device).train()
+    module = copied_module(model, device)
     return described_copy(module, hook_keyed_layers(module, static), device)
 
 
@@ -72,7 +79,17 @@ def load_row(work: WorkingCopy, tree: Tree, k: int) -> None:
     """Put client k's row into the module."""
     reset_buffers(work)
     for name, x in work.state.items():
-        x.copy_(row_of_client(tree[name], k))
+        load_tensor(work, name, x, row_of_client(tree[name], k))
+
+
+def load_tensor(work: WorkingCopy, name: str, x: Tensor, row: Tensor) -> None:
+    """Trainable parameters and buffers are written to; frozen ones, which others may share, are pointed elsewhere."""
+    if name in work.params or not isinstance(x, nn.Parameter):
+        x.copy_(row)
+    elif (x.stride(), x.dtype) == (row.stride(), row.dtype):
+        x.data = row
+    else:
+        x.data = torch.empty_like(x).copy_(row)
 
 
 def reset_buffers(work: WorkingCopy) -> None:
@@ -86,11 +103,12 @@ def reset_buffers(work: WorkingCopy) -> None:
 
 
 @torch.no_grad()
-def save_row(work: WorkingCopy, tree: Tree, k: int) -> None:
-    """Write the module's state into row k, under every name."""
+def save_row(work: WorkingCopy, tree: Tree, k: int, lent: Container[str] = ()) -> None:
+    """Write the module's state into row k, under every name but those of what is `lent`."""
     now = work.module.state_dict(keep_vars=True)
     for name in work.alias:
-        tree[name][k].copy_(now[name])
+        if name not in lent:
+            tree[name][k].copy_(now[name])
 
 
 def row_of_client(x: Tensor, k: int) -> Tensor:

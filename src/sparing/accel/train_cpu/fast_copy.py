@@ -1,7 +1,6 @@
 """Working copies whose layers are recast and laid out so that one client at a time takes less time."""
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,7 +18,9 @@ from sparing.train.keyed_layers import looks_at_batches
 from sparing.train.working_copy import (
     EVALUATED_AT_ONCE,
     WorkingCopy,
+    copied_module,
     described_copy,
+    load_tensor,
     reset_buffers,
     row_of_client,
     save_row,
@@ -40,7 +41,7 @@ class FastCopy(NamedTuple):
 
 def fast_copy(model: nn.Module, device: torch.device, static: bool) -> FastCopy:
     """In training mode."""
-    module = copy.deepcopy(model).to(device).train()
+    module = copied_module(model, device)
     step = recast_keyed_layers(module, stacked=False, static=static)
     last = likes_channels_last(module)
     recast_chains(module)
@@ -83,14 +84,14 @@ def load_fast_row(fast: FastCopy, tree: Tree, k: int) -> None:
         if name in fast.held:
             fast.held[name].begin(row_of_client(tree[name], k))
         else:
-            x.copy_(row_of_client(tree[name], k))
+            load_tensor(fast.work, name, x, row_of_client(tree[name], k))
 
 
 @torch.no_grad()
-def save_fast_row(fast: FastCopy, start: Tree, tree: Tree, k: int) -> None:
+def save_fast_row(fast: FastCopy, start: Tree, tree: Tree, k: int, lent: Container[str] = ()) -> None:
     """Write the module's state into row k; where weights are held, what training added to client k's start."""
     if not fast.held:
-        save_row(fast.work, tree, k)
+        save_row(fast.work, tree, k, lent)
         return
     now = fast.work.module.state_dict(keep_vars=True)
     for name in fast.work.alias:

@@ -20,7 +20,7 @@ from sparing.core.tree import Models, Tree
 from sparing.train.call import PathCall, check_finite
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
 from sparing.train.gradient import gradients
-from sparing.train.loop import ReportedLoss, rows_for
+from sparing.train.loop import ReportedLoss, lent_to_all, rows_for
 from sparing.train.losses import batch_mean, in_float32, sample_losses, sample_weights
 from sparing.train.model_call import call_model
 from sparing.train.optim import (
@@ -39,10 +39,11 @@ from sparing.train.working_copy import trained_names, trained_params
 def train_loop_fast(lesson: PathCall) -> tuple[Models, Tensor]:
     """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
     refuse_half_on_cuda(lesson)
-    fast, keys, after = fast_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson), rows_for(lesson)
+    fast, keys = fast_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson)
     half = lesson.precision == "bf16"
     if half and all(x.dtype != torch.bool for x in fast.work.state.values()):  # bools cannot be added to
         fast = fast._replace(held=held_layers(fast.outer, fast.work.state, lesson.local.phases))
+    after = rows_for(lesson, () if fast.held else lent_to_all(lesson))
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
         losses = torch.tensor([_train_client_fast(lesson, keys, fast, after, k) for k in range(len(lesson.ctx.ids))])
         check_finite(after, lesson)
@@ -60,7 +61,7 @@ def _train_client_fast(lesson: PathCall, keys: ClientKeys, fast: FastCopy, after
         return loss, memory
 
     loss, memory = train_in_turn(lesson.model, lesson.device, train)
-    save_fast_row(fast, lesson.start, after, k)
+    save_fast_row(fast, lesson.start, after, k, lent_to_all(lesson))
     for name, x in memory.items():
         lesson.memory[name][k : k + 1] = x
     return loss

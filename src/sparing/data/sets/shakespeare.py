@@ -13,10 +13,7 @@ from sparing.data.files.unpacking import damage_as_data_error, read_json
 from sparing.data.pooling import number_keys
 from sparing.data.registry import register_dataset
 from sparing.data.sets.leaf import LEAF_FETCH, leaf_forms, read_leaf_users
-
-_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-_VOCABULARY = [_UNKNOWN_CHARACTER, "\n", *map(chr, range(32, 127))]
-_CHARACTER_NUMBERS = {ord(character): number for number, character in enumerate(_VOCABULARY)}
+from sparing.data.tokenisers import CHARACTERS, character_numbers
 
 
 @register_dataset("shakespeare")
@@ -33,21 +30,12 @@ def _load_shakespeare(length: int = 80) -> Dataset:
     return load_stored("shakespeare", forms, LEAF_FETCH.format(name="shakespeare"), length=length)
 
 
-def _to_tokens(text: str) -> np.ndarray:
-    """The numbers of characters in the vocabulary: printable ASCII and the line break; 0 for any other.
-
-    >>> _to_tokens("To be\\n\\t").tolist()
-    [54, 81, 2, 68, 71, 1, 0]
-    """
-    return np.fromiter((_CHARACTER_NUMBERS.get(code, 0) for code in map(ord, text)), np.uint8, len(text))
-
-
 def _read_speeches(paths: list[Path], length: int) -> Dataset:
     """A json object from role to its speeches, packed with xz."""
     problem = f"{paths[0]} is cut short or no json of speeches by role"
     roles = read_json(paths[0], problem)
     with damage_as_data_error(problem):
-        texts = {role: _to_tokens("\n".join(speeches)) for role, speeches in roles.items()}
+        texts = {role: character_numbers("\n".join(speeches)) for role, speeches in roles.items()}
     pieces = {role: _cut_into_pieces(text, length) for role, text in texts.items() if len(text) > length}
     if not pieces:
         raise DataError(f"{paths[0]} has no role with more than {length} characters")
@@ -70,7 +58,7 @@ def _read_leaf_pieces(paths: list[Path], length: int) -> Dataset:
         if any(len(text) != length + 1 for text in texts):
             odd = next(text for text in texts if len(text) != length + 1)
             raise DataError(f"{user.where} has a piece of {len(odd) - 1} characters among those of {length}")
-        pieces.append(_to_tokens("".join(texts)).reshape(-1, length + 1))
+        pieces.append(character_numbers("".join(texts)).reshape(-1, length + 1))
         roles += [user.name] * len(texts)
         official += [user.test] * len(texts)
     if not pieces:
@@ -81,5 +69,5 @@ def _read_leaf_pieces(paths: list[Path], length: int) -> Dataset:
 def _dataset_by_role(pieces: np.ndarray, roles: list[str], official: torch.Tensor | None = None) -> Dataset:
     text = torch.from_numpy(pieces.astype(np.int64))
     ids, names = number_keys(roles)
-    meaning = {"class": _VOCABULARY, "role": names}
-    return Dataset("shakespeare", text[:, :-1], text[:, 1:], len(_VOCABULARY), official, {"role": ids}, meaning)
+    meaning = {"class": CHARACTERS, "role": names}
+    return Dataset("shakespeare", text[:, :-1], text[:, 1:], len(CHARACTERS), official, {"role": ids}, meaning)
