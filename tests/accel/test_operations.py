@@ -24,7 +24,7 @@ from sparing.core.votes import Votes
 from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
-from sparing.parts.code import dead_zone, quantisers
+from sparing.parts.code import dead_zone, fedscr, quantisers
 from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
@@ -81,6 +81,11 @@ def summands(d: Draw, *, before: bool = False, dtype: torch.dtype = torch.float3
     grid = Grid(limits_of(model), 1.0)
     sums = {name: (x + 3 * grid.limit(name)) - 3 * grid.limit(name) for name, x in sums.items()}
     return sums, update, SHARES, grid, d.ctx
+
+
+def one_row_for_all(d: Draw) -> tuple:
+    model, update = d.tree(1), d.tree(1)
+    return {}, update, SHARES, Grid(limits_of(model), 1.0), d.ctx
 
 
 def voted(d: Draw) -> tuple:
@@ -209,6 +214,10 @@ def terms(d: Draw, *, other: bool = True) -> tuple:
     return drawn, K
 
 
+def from_target(d: Draw) -> tuple:
+    return [Term(x, minus=d.normal(1, *x.shape[1:]).double()) for x in d.tree(K).values() if x.numel()], K
+
+
 def keys_of(d: Draw) -> Tensor:
     return d.ctx.keys("m")
 
@@ -222,7 +231,12 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.is_formed, ""): lambda d: (d.normal(3),),
     (ops.clear, "each"): lambda d: (d.tree(K), d.masks(K)),
     (ops.clear, "shared"): lambda d: (d.tree(K), d.masks(1)),
+    (ops.clear, "one row by many masks"): lambda d: (d.tree(1), d.masks(K)),
+    (ops.clear, "masks by rows"): lambda d: (
+        {"w": d.normal(K, 90, 700), "v": d.normal(K, 700, 90).mT}, {"w": d.coin(K, 90, 1), "v": d.coin(1, 1, 700)},
+    ),
     (ops.overlay, "each"): lambda d: (d.tree(K), d.tree(K), d.masks(K)),
+    (ops.overlay, "on one"): lambda d: (d.tree(1), d.tree(1), d.masks(K)),
     (ops.overlay, "shared"): lambda d: (d.tree(K), d.tree(1), d.masks(1)),
     (ops.increments, ""): after_training,
     (ops.increments, "grown from another start"): partial(after_training, grown=True, moved=True),
@@ -237,12 +251,22 @@ CASES: dict[tuple[object, str], Case] = {
     (fold.add_to_sums, ""): summands,
     (fold.add_to_sums, "more"): partial(summands, before=True),
     (fold.add_to_sums, "float64"): partial(summands, before=True, dtype=torch.float64),
+    (fold.add_to_sums, "one row for all"): one_row_for_all,
     (votes.add_votes, ""): lambda d: (d.normal(1, d.n).double().round(), d.coin(K, d.n), SHARES),
     (votes.divide_by_votes, ""): voted,
     (reduce.total, ""): lambda d: (d.normal(K, d.n),),
+    (reduce.total, "doubles"): lambda d: (d.normal(d.n, 77).double().T,),
+    (reduce.total, "short rows"): lambda d: (d.normal(d.n, 1),),
     (reduce.total, "booleans"): lambda d: (d.coin(K, 3, d.n),),
     (reduce.dots, ""): terms,
     (reduce.dots, "squares"): partial(terms, other=False),
+    (reduce.dots, "from a target"): from_target,
+    (reduce.dots, "with one for all"): lambda d: (
+        [Term(d.normal(K, d.n), other=d.normal(1, d.n), mask=d.coin(1, d.n))], K,
+    ),
+    (reduce.dots, "masks by rows"): lambda d: (
+        [Term(d.normal(1, 9, 700), other=d.normal(K, 9, 700), mask=d.coin(K, 9, 1))], K,
+    ),
     (reduce.largest_in_rows, ""): lambda d: (d.normal(K, d.n), 20),
     (reduce.largest_in_rows, "ties"): lambda d: (
         d.normal(K, d.n).round(),
@@ -268,6 +292,9 @@ CASES: dict[tuple[object, str], Case] = {
     (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
     (svd.strongest_eigenvectors, ""): matrices,
     (low_rank.decompose_weights, ""): decomposition,
+    (fedscr.structure_strengths, "dense"): lambda d: (d.normal(K, 300 if d.large else 9, 700 if d.large else 7),),
+    (fedscr.structure_strengths, "conv"): lambda d: (d.normal(K, 20, 4500 if d.large else 30, 3, 3),),
+    (fedscr.structure_strengths, "one column"): lambda d: (d.normal(K, 3, 1),),
     (dead_zone.codes_of, ""): lambda d: (d.normal(K, 3, d.n) * 40, d.normal(K).abs() * 0.3),
     (dead_zone.codes_of, "double"): lambda d: (
         d.normal(K, d.n).double(),

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled.row_bodies import sums_of_differences, write_rows
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product
 from sparing.core.ops import place
@@ -14,7 +15,10 @@ from sparing.train import call, optim
 
 
 def fast_difference_sums(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
-    """`divergence.spreads` in one kernel."""
+    """`divergence.difference_sums` in one kernel, or in one pass."""
+    found = sums_of_differences(pairs, k)
+    if found is not None:
+        return found
     if not all(takes_kernels(x) and x.dtype == origin.dtype == torch.float32 for x, origin in pairs):
         return divergence.difference_sums.plain(pairs, k)
     from sparing.accel.cuda.spread import spread_sums as at_once

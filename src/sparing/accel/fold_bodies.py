@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled.row_bodies import add_dense_votes, add_to_sum
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product
 from sparing.accel.rows import in_one_row
@@ -38,12 +39,19 @@ def fast_add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx:
     if first.is_cuda:
         formed = {name: x + 0 if isinstance(x, Product) else x for name, x in update.items()}
         return fold.add_to_sums.plain(sums, formed, share_K, grid, ctx)
-    grid.require_within(update, ctx)
     limits, out = dict(zip(grid.places, grid.limits.tolist(), strict=True)), dict(sums)
+    rest = dict(update)
     for name, x in update.items():
+        found = add_to_sum(out.get(name), x, share_K, limits[name])
+        if found is not None:
+            out[name], largest = found
+            if largest <= limits[name]:
+                del rest[name]
+    grid.require_within(rest, ctx)
+    for name, x in rest.items():
         terms, shares = _terms(x, share_K)
         out[name] = _added(out.get(name), terms, shares, limits[name])
-    return out
+    return {name: out[name] for name in (*sums, *(name for name in update if name not in sums))}
 
 
 def _terms(update: Tensor, share_K: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,6 +186,8 @@ def fast_add_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> None:
     """`votes.add_votes`, on a GPU as one product."""
     if scope.is_cuda:
         dense.add_((place(share_K, dense.device) @ flat(scope).double()).reshape(dense.shape))
+        return
+    if add_dense_votes(dense, scope, share_K):
         return
     for k, share in enumerate(share_K.tolist()):
         dense.add_(scope[k : k + 1], alpha=share)

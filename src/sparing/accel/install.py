@@ -33,7 +33,7 @@ from sparing.core.operation import Operation, register
 from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
-from sparing.parts.code import dead_zone, quantisers
+from sparing.parts.code import dead_zone, fedscr, quantisers
 from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
@@ -90,6 +90,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (selectors.kth_largest, reduce_bodies.fast_kth_largest),
     (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
+    (fedscr.structure_strengths, reduce_bodies.fast_structure_strengths),
     (dead_zone.codes_of, code_bodies.compiled_codes_of),
     (dead_zone.rounded, code_bodies.compiled_rounded),
     (rate_distortion.judged, judge_bodies.compiled_judged),

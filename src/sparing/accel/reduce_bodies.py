@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled.row_bodies import dots_of_rows, structure_sums, total_of_rows
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product, formed
 from sparing.accel.rows import in_one_row
@@ -14,6 +15,7 @@ from sparing.core import gaussian, keys, reduce
 from sparing.core.keys import WORD, hashes
 from sparing.core.ops import constants
 from sparing.core.reduce import Term, row_blocks
+from sparing.parts.code import fedscr
 
 LONG = 1 << 18
 """Rows of so many numbers are worth a look at which of them matter, on a CPU."""
@@ -78,7 +80,10 @@ def fast_exact_root(x: Tensor) -> Tensor:
 
 
 def fast_total(x: Tensor) -> Tensor:
-    """`reduce.total` in kernels."""
+    """`reduce.total` in kernels, or in one pass."""
+    found = total_of_rows(x)
+    if found is not None:
+        return found
     if not takes_kernels(x) or not x.numel():
         return reduce.total.plain(x)
     from sparing.accel.cuda import sums
@@ -90,8 +95,20 @@ def fast_total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
+def fast_structure_strengths(u: Tensor) -> tuple[Tensor, Tensor]:
+    """`fedscr.structure_strengths`, of dense layers in one pass."""
+    if u.device.type != "cpu" or not u.numel():
+        return fedscr.structure_strengths.plain(u)
+    found = structure_sums(u if u.ndim == 3 else fedscr.block_strengths(u))
+    return fedscr.structure_strengths.plain(u) if found is None else found
+
+
 def fast_dots(terms: list[Term], k: int) -> Tensor:
     """`reduce.dots` of all terms side by side, in one launch, then all of their blocks together."""
+    if not terms[0].x.is_cuda:
+        formed_terms = [_with_rows(term, k) for term in terms]
+        found = dots_of_rows(formed_terms, k)
+        return reduce.dots.plain(formed_terms, k) if found is None else found
     both = any(term.plus is not None for term in terms) and any(term.minus is not None for term in terms)
     if both or not takes_kernels(terms[0].x):
         return reduce.dots.plain([_with_rows(term, k) for term in terms], k)

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled.row_bodies import cleared_rows
 from sparing.core import ops, tree
 
 
@@ -45,8 +46,11 @@ def fast_to_host(tensors: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
 
 def fast_cleared(value: Tensor, mask: Tensor | None) -> Tensor:
     """`tree.cleared` with a zero that is made once: on a device it would be an operation each time."""
-    if mask is None or not value.is_cuda:
-        return tree.cleared.plain(value, mask)
+    if mask is None:
+        return value
+    if not value.is_cuda:
+        found = cleared_rows(value, mask)
+        return tree.cleared.plain(value, mask) if found is None else found
     return torch.where(mask, value, _zero(value.dtype, value.device))
 
 

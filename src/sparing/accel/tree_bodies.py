@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled.row_bodies import cut_differences, overlaid_rows
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.grown import Grown, since
 from sparing.accel.lazy_product import Product, formed, subtract_lazily
@@ -42,7 +43,8 @@ def fast_overlay(own: Tree, new: Tree, masks: Masks) -> Tree:
         and mask.shape[1:] == mine.shape[1:]
     }
     if not fine:
-        return ops.overlay.plain(own, new, masks)
+        written = {n: found for n, part in parts.items() if (found := overlaid_rows(*part)) is not None}
+        return ops.overlay.plain(own, {n: x for n, x in new.items() if n not in written}, masks) | written
     from sparing.accel.cuda.cut import overlay_parts as at_once
 
     written = dict(zip(fine, at_once(list(fine.values())), strict=True))
@@ -61,7 +63,17 @@ def fast_increments(after: Mapping[str, Tensor], base: Tree, masks: Masks) -> Tr
         if isinstance(after, Grown):
             grown = zip(parts.items(), whole, strict=True)
             after.formed |= {name: x for (name, part), x in grown if part[1] is not None}
-    return {n: out[n] if n in out else cleared(_difference(after, n, base.get(n)), mask) for n, mask in masks.items()}
+    return {n: out[n] if n in out else _cut_difference(after, n, base.get(n), mask) for n, mask in masks.items()}
+
+
+def _cut_difference(after: Mapping[str, Tensor], name: str, base: Tensor | None, mask: Tensor | None) -> Tensor:
+    grown = isinstance(after, Grown) and base is not None and after.start[name] is base
+    if mask is not None and base is not None and not grown and not mask.is_cuda:
+        x = after[name]
+        found = None if isinstance(x, Product) else cut_differences(x, base, mask)
+        if found is not None:
+            return found
+    return cleared(_difference(after, name, base), mask)
 
 
 def _difference(after: Mapping[str, Tensor], name: str, base: Tensor | None) -> Tensor:

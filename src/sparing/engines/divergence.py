@@ -57,9 +57,14 @@ class Divergence:
 
 @operation
 def difference_sums(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor:
-    """Of tensors of k clients and the model's: the sums of differences and of their squares, float64 `[2, n]`."""
+    """Of tensors of k clients and the model's: the sums of differences and of their squares, float64 `[2, n]`.
+
+    One client is added after the other; on a GPU, to rounding.
+    """
     parts = []
     for x, origin in pairs:
-        away = flat(x.double() - origin).expand(k, -1)
-        parts.append(torch.stack([away.sum(0), away.square().sum(0)]))
+        sums = torch.zeros(2, origin.numel(), dtype=torch.float64, device=x.device)
+        for away in flat(x.double() - origin).expand(k, -1):
+            sums += torch.stack([away, away.square()])
+        parts.append(sums)
     return torch.cat(parts, dim=1)

@@ -18,6 +18,7 @@ from sparing.core.codec import only
 from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, MethodError, check_range
 from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Meter, Report, Summary, View
+from sparing.core.operation import operation
 from sparing.core.ops import constants
 from sparing.core.parcel import Leaf, Parcel, Schema, client_count, sent_mask
 from sparing.core.reduce import total
@@ -98,7 +99,7 @@ def _chosen_structures(leaves: list[Leaf], bar: Bar, mode: str) -> list[tuple[Te
     """
     if not leaves:
         return []
-    pairs = [_structure_strengths(leaf.value) for leaf in leaves]
+    pairs = [structure_strengths(leaf.value) for leaf in leaves]
     if mode == "relative":
         pairs = [
             (_ratio_or_value(f, f.amax(1, keepdim=True)), _ratio_or_value(c, c.amax(1, keepdim=True))) for f, c in pairs
@@ -121,11 +122,17 @@ def _chosen_structures(leaves: list[Leaf], bar: Bar, mode: str) -> list[tuple[Te
     ]
 
 
-def _structure_strengths(u: Tensor) -> tuple[Tensor, Tensor]:
+@operation
+def structure_strengths(u: Tensor) -> tuple[Tensor, Tensor]:
     """sum |u| of every filter, `[K, F]`, and of every channel, `[K, C]`."""
     k, f, c = u.shape[:3]
-    block = total(u.abs().reshape(k * f * c, -1)).reshape(k, f, c)
+    block = block_strengths(u)
     return total(block.reshape(k * f, c)).reshape(k, f), total(block.mT.reshape(k * c, f)).reshape(k, c)
+
+
+def block_strengths(u: Tensor) -> Tensor:
+    """sum |u| of every block, `[K, F, C]` float64."""
+    return total(u.abs().reshape(math.prod(u.shape[:3]), -1)).reshape(u.shape[:3])
 
 
 @lru_cache(maxsize=16)

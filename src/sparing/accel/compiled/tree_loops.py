@@ -1,0 +1,98 @@
+"""Loops over the rows of trees, each entry read once: numbers are float32, or seen as int32 where only bits matter.
+
+A tensor with one row stands for all clients. A mask is int8, zeros and ones; as -mask it has all bits or none.
+"""
+
+import numpy as np
+
+from sparing.accel.compiled.compile import compiled
+
+BLOCK = 1 << 12
+"""Sums that stay in a core's nearest cache."""
+
+
+@compiled
+def clear_rows(bits: np.ndarray, mask: np.ndarray, out: np.ndarray, first: int, last: int) -> None:
+    for k in range(first, last):
+        x, m, o = bits[min(k, len(bits) - 1)], mask[min(k, len(mask) - 1)], out[k]
+        for i in range(len(o)):
+            o[i] = x[i] & -np.int32(m[i])
+
+
+@compiled
+def overlay_rows(own: np.ndarray, new: np.ndarray, mask: np.ndarray, out: np.ndarray, first: int, last: int) -> None:
+    for k in range(first, last):
+        x, y, o = own[min(k, len(own) - 1)], new[min(k, len(new) - 1)], out[k]
+        m = mask[min(k, len(mask) - 1)]
+        for i in range(len(o)):
+            o[i] = x[i] ^ ((x[i] ^ y[i]) & -np.int32(m[i]))
+
+
+@compiled
+def subtract_rows(
+    x: np.ndarray, base: np.ndarray, mask: np.ndarray, out: np.ndarray, bits: np.ndarray, first: int, last: int
+) -> None:
+    """x - base where the mask is true; `bits` is `out`."""
+    for k in range(first, last):
+        a, b, m = x[min(k, len(x) - 1)], base[min(k, len(base) - 1)], mask[min(k, len(mask) - 1)]
+        for start in range(0, out.shape[1], BLOCK):
+            stop = min(start + BLOCK, out.shape[1])
+            o, some, others = out[k, start:stop], a[start:stop], b[start:stop]
+            for i in range(len(o)):
+                o[i] = some[i] - others[i]
+            seen, here = bits[k, start:stop], m[start:stop]
+            for i in range(len(seen)):
+                seen[i] &= -np.int32(here[i])
+
+
+@compiled
+def add_rows_to_sums(
+    x: np.ndarray, bits: np.ndarray, share: np.ndarray, magic: float, sums: np.ndarray, first: int, last: int
+) -> int:
+    """sums += sum_k round(share_k * x_k), in these blocks of columns; the bits of the largest magnitude, NaN above all.
+
+    `bits` is x. What is added is rounded by adding and subtracting `magic`: see `core.fold`.
+    """
+    largest = np.zeros(BLOCK, np.int32)
+    for start in range(first * BLOCK, min(last * BLOCK, len(sums)), BLOCK):
+        into = sums[start : start + BLOCK]
+        for k in range(len(share)):
+            row, weight = min(k, len(x) - 1), share[k]
+            a, b = x[row, start : start + len(into)], bits[row, start : start + len(into)]
+            for i in range(len(into)):
+                largest[i] = max(largest[i], b[i] & np.int32(0x7FFFFFFF))
+                into[i] += (a[i] * weight + magic) - magic
+    return largest.max()
+
+
+@compiled
+def add_votes_of_rows(mask: np.ndarray, share: np.ndarray, sums: np.ndarray) -> None:
+    for start in range(0, len(sums), BLOCK):
+        into = sums[start : start + BLOCK]
+        for k in range(len(share)):
+            row, weight = mask[min(k, len(mask) - 1), start : start + len(into)], share[k]
+            for i in range(len(into)):
+                into[i] += row[i] * weight
+
+
+@compiled
+def add_differences(x: np.ndarray, origin: np.ndarray, k: int, sums: np.ndarray, first: int, last: int) -> None:
+    """sums `[2, n]` += x_k - origin and its square, one client after the other, in these blocks of columns."""
+    n = sums.shape[1]
+    for start in range(first * BLOCK, min(last * BLOCK, n), BLOCK):
+        plain, square, base = sums[0, start : start + BLOCK], sums[1, start : start + BLOCK], origin[start : start + BLOCK]
+        for j in range(k):
+            a = x[min(j, len(x) - 1), start : start + len(plain)]
+            for i in range(len(plain)):
+                away = np.float64(a[i]) - np.float64(base[i])
+                plain[i] += away
+                square[i] += away * away
+
+
+@compiled
+def put_rows(x: np.ndarray, place: np.ndarray, out: np.ndarray) -> None:
+    """out[place_k] = x_k."""
+    for k in range(len(place)):
+        row, o = x[min(k, len(x) - 1)], out[place[k]]
+        for i in range(len(o)):
+            o[i] = row[i]
