@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparing
+from reference import topk as topk_reference
 from sparing.core.compose import compose
 from sparing.core.errors import ConfigError, TrainingError
 from sparing.core.method import Trained
-from sparing.core.parcel import Leaf, Parcel
+from sparing.core.parcel import Leaf, Parcel, Schema, Spec
 from sparing.core.round import begin, client, first_client, first_server, incoming, outgoing
 from sparing.core.tree import Layout, expand_rows
 from sparing.parts.code import sparsifiers
@@ -197,3 +198,66 @@ def test_a_tenth_of_the_values_is_nearly_a_ninth_of_the_bytes():
     bound = 32 / (3.2 + entropy)
     assert bound == pytest.approx(8.7, abs=0.03)
     assert 0.985 * bound < 4 * d / sum(spent.values()) <= bound
+
+
+PAIR = {"q.lora_a.weight": (3, 8), "q.lora_b.weight": (5, 3), "v.lora_b.weight": (5, 3), "head.weight": (2, 5)}
+
+
+def drawn_pair(seed):
+    g = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(2, *shape, generator=g) for name, shape in PAIR.items()}
+
+
+def of_pair(tree, after, ratio=0.2, **options):
+    layout = Layout(PAIR, dict.fromkeys(PAIR, torch.float32))
+    codec = sparsifiers.topk_codec(layout, ratio, **options)
+    leaves = {name: Leaf(x) for name, x in tree.items()}
+    out, _ = codec.encode(Parcel(leaves, {}), {}, view_of(make_ctx([0, 1]))._replace(after=after))
+    sizes = {name: Spec(shape) for name, shape in PAIR.items()}
+    return out.leaves, codec.schema(Schema(sizes, {}, ""), make_ctx([0]))
+
+
+def test_both_factors_of_an_adapter_compete_by_what_they_do_to_the_product():
+    tree, after, stretch = drawn_pair(2), drawn_pair(3), torch.tensor([64.0, 1.0, 0.125])
+    masks = []
+    for factor in (torch.ones(3), stretch):
+        longer = {"q.lora_b.weight": factor, "q.lora_a.weight": 1 / factor[:, None]}
+        mine, whole = ({n: x * longer.get(n, 1.0) for n, x in some.items()} for some in (tree, after))
+        leaves, expected = of_pair(mine, whole)
+        ends = [leaves[f"q.lora_{end}.weight"] for end in "ba"]
+        for k in range(2):
+            parts = (some[f"q.lora_{end}.weight"][k].double().numpy() for some in (mine, whole) for end in "ba")
+            for leaf, mask in zip(ends, topk_reference.over_pair(*parts, 0.2), strict=True):
+                assert np.array_equal(leaf.keep[0][k].numpy(), mask)
+            assert sum(int(leaf.keep[0][k].sum()) for leaf in ends) == math.ceil(0.2 * 39)
+        assert torch.equal(ends[0].value, torch.where(ends[0].keep[0], mine["q.lora_b.weight"], 0.0))
+        assert int(leaves["v.lora_b.weight"].keep[0][0].sum()) == 3, "one without the other is a layer of its own"
+        assert [expected.leaves[name].most for name in PAIR] == [8, 8, 3, 2]
+        assert expected.limit is not None
+        assert expected.limit.sent <= math.ceil(0.2 * 64) + 4
+        masks.append([leaf.keep[0] for leaf in ends])
+    assert all(torch.equal(one, other) for one, other in zip(*masks, strict=True)), "the product is the same"
+
+
+def test_of_a_factor_that_does_nothing_or_is_not_finite():
+    tree, after = drawn_pair(3), drawn_pair(4)
+    leaves, _ = of_pair(tree, after | {"q.lora_b.weight": torch.zeros(2, 5, 3)})
+    assert int(leaves["q.lora_b.weight"].keep[0][0].sum()) == 8
+    assert not leaves["q.lora_a.weight"].keep[0].any(), "beside a B of zero no A moves anything"
+    for bad in (math.inf, math.nan):
+        tree["q.lora_a.weight"][0, 1, 1] = after["q.lora_a.weight"][0, 1, 1] = bad
+        assert not of_pair(tree, after)[0]["q.lora_a.weight"].value[0, 1, 1].isfinite(), "for whoever refuses it"
+
+
+def test_where_factors_cannot_be_compared_each_is_a_layer():
+    tree, alone = drawn_pair(3), {name: math.ceil(0.2 * math.prod(shape)) for name, shape in PAIR.items()}
+    leaves, _ = of_pair(tree, {})
+    assert {name: int(leaf.keep[0][0].sum()) for name, leaf in leaves.items()} == alone, "on the server"
+    codes = {name: (x * 40).to(torch.int8) for name, x in tree.items()}
+    leaves, _ = of_pair(codes, tree)
+    assert {name: int(leaf.keep[0][0].sum()) for name, leaf in leaves.items()} == alone, "of scales of their own"
+    quantiles = {name: sparsifiers.above_quantile([x], [x[0].numel()], 0.2)[0][0] for name, x in tree.items()}
+    leaves, _ = of_pair(tree, tree, mode="quantile")
+    assert all(torch.equal(leaves[name].keep[0], mask) for name, mask in quantiles.items())
+    leaves, _ = of_pair(tree, tree, over="model")
+    assert sum(int(leaf.keep[0][0].sum()) for leaf in leaves.values()) == math.ceil(0.2 * 64)

@@ -8,7 +8,7 @@ from torch import nn
 
 import sparing
 from sparing.core.compose import compose, remake_model
-from sparing.core.errors import CheckpointError, ConfigError, MethodError
+from sparing.core.errors import CheckpointError, ConfigError, DataError, MethodError
 from sparing.core.tree import layout_of
 from sparing.models.small import cnn
 from sparing.parts.size.lora.adapted import Adapted, keyed_rows
@@ -172,6 +172,12 @@ def test_capacity_chooses_the_rank(tmp_path):
     result = play([adapters(blend="freeze-a", ranks=[4, 2, 1])], fleet=fleet, sample=8, rounds=1)
     columns = sum([4, 1, 2, 1, 4, 2, 4, 1])
     assert 4 * 74 * columns < result.up_bytes < 4 * 74 * columns + 8 * 120
+
+
+def test_a_client_that_declares_nothing_is_named(tmp_path):
+    fleet = declared(tmp_path, [4, 1, 3, 1, 9, 2, 4])
+    with pytest.raises(DataError, match="says nothing of client 7; give one row for each of the 8 clients"):
+        play([adapters(blend="stack", ranks=[4, 2, 1])], fleet=fleet)
 
 
 def test_rank_zero_is_no_training(tmp_path):

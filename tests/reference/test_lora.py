@@ -182,6 +182,7 @@ def test_exact_averages_products(scale, kernel):
         assert np.allclose(play.merged(), before + residual, rtol=0, atol=1e-6)
         assert np.allclose(play.product(), before + reference.mean_product(uploads), rtol=0, atol=1e-6)
         assert np.linalg.matrix_rank(residual) <= (len(ids) - 1) * 3
+        assert play.report["residual"] == pytest.approx(np.linalg.norm(residual), abs=1e-9)
 
 
 SCALES_AT_3 = {"rank": lambda rank: 16 / 3, "root": lambda rank: 16 / 3**0.5}

@@ -49,3 +49,11 @@ def play(model, moves, counts, choose, memory):
         model = {name: x + step[name] for name, x in model.items()}
         history.append(model)
     return history, residual
+
+
+def over_pair(b, a, whole_b, whole_a, ratio):
+    """Both factors of an adapter compete, each entry by how far it alone moves their product: two masks."""
+    moves_b = np.abs(b) * np.linalg.norm(whole_a, axis=1)[None, :]
+    moves_a = np.abs(a) * np.linalg.norm(whole_b, axis=0)[:, None]
+    mask = largest(np.concatenate([moves_b.ravel(), moves_a.ravel()]), ratio)
+    return mask[: b.size].reshape(b.shape), mask[b.size :].reshape(a.shape)

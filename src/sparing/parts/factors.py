@@ -13,6 +13,7 @@ the other two together the width. Their factors have the four axes above.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from sparing.core.operation import operation
 from sparing.core.threads import intra_op
 
 Shape = tuple[int, ...]
+ADAPTER_ENDS = "lora_b.weight", "lora_a.weight"
+"""What the factors B and A of an adapter are called, behind the path of their layer."""
 FARTHEST = 4.0
 """How many times as far as a step on the weight itself one on its two factors may move their product."""
 
@@ -79,6 +82,17 @@ def factor_names(name: str) -> tuple[str, str]:
     """
     layer = name.removesuffix("weight")
     return f"{layer}a", f"{layer}b"
+
+
+def adapter_pairs(names: Iterable[str]) -> list[tuple[str, str]]:
+    """B and A of every adapter that has both among these names.
+
+    >>> adapter_pairs(["q.lora_a.weight", "v.lora_b.weight", "v.lora_a.weight"])
+    [('v.lora_b.weight', 'v.lora_a.weight')]
+    """
+    known, (b, a) = set(names), ADAPTER_ENDS
+    paths = [name.removesuffix(b) for name in sorted(known) if name.endswith(f".{b}")]
+    return [(f"{path}{b}", f"{path}{a}") for path in paths if f"{path}{a}" in known]
 
 
 def factor_shapes(shape: Shape, rank: int) -> tuple[Shape, Shape]:

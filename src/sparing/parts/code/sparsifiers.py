@@ -17,6 +17,7 @@ from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Trait, View
 from sparing.core.parcel import Leaf, Limit, Parcel, Schema, both_masks
 from sparing.core.reduce import keep_largest, total
 from sparing.core.tree import Layout, Tree, cleared, column, flat
+from sparing.parts.factors import adapter_pairs
 
 log = logging.getLogger("sparing")
 
@@ -24,7 +25,9 @@ log = logging.getLogger("sparing")
 def topk_codec(layout: Layout, ratio: float, mode: str = "exact", over: str = "layer") -> Codec:
     """Keep the max(1, ceil(ratio * P)) largest of the P shared entries, per layer or over the whole model.
 
-    `mode="quantile"` keeps |g| >= quantile(|g|, 1 - ratio) instead, as some implementations do. Zeros are never sent.
+    Per layer, both factors of an adapter are one, in which an entry counts by how far it moves their product
+    (`product_moves`). `mode="quantile"` keeps |g| >= quantile(|g|, 1 - ratio)
+    of every tensor instead, as some implementations do. Zeros are never sent.
     """
     check_range("topk.ratio", ratio, 0, 1, open_low=True)
     if mode not in ("exact", "quantile"):
@@ -34,13 +37,18 @@ def topk_codec(layout: Layout, ratio: float, mode: str = "exact", over: str = "l
     if ratio == 1:
         return Codec(encode=lambda parcel, state, view: (parcel, state), name="topk")
     params = frozenset(layout.params)
+    pairs = adapter_pairs(params) if (mode, over) == ("exact", "layer") else []
 
     def encode(parcel: Parcel, state: Tree, view: View) -> tuple[Parcel, Tree]:
         chosen = {name: leaf for name, leaf in parcel.leaves.items() if name in params}
         values = [leaf.value for leaf in chosen.values()]
         sizes = [entries_in_scope(leaf) for leaf in chosen.values()]
         find = largest_share if mode == "exact" else above_quantile
-        found = find(values, sizes, ratio) if over == "layer" or not chosen else over_all(find, values, sizes, ratio)
+        if over == "model" and chosen:
+            found = over_all(find, values, sizes, ratio)
+        else:
+            here = [pair for pair in pairs if can_compare(pair, chosen, view)]
+            found = in_groups(find, values, moves_of(here, chosen, view), sizes, groups_of(list(chosen), here), ratio)
         leaves = dict(parcel.leaves)
         for (name, leaf), (keep, value) in zip(chosen.items(), found, strict=True):
             leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, keep))
@@ -49,17 +57,20 @@ def topk_codec(layout: Layout, ratio: float, mode: str = "exact", over: str = "l
         return Parcel(leaves, parcel.notes), state
 
     def schema(expected: Schema, ctx: Ctx) -> Schema:
-        leaves = dict(expected.leaves)
-        for name in params & leaves.keys():
-            spec = leaves[name]
-            most = share_of_number(math.prod(spec.shape), ratio) if mode == "exact" and over == "layer" else spec.most
-            leaves[name] = spec._replace(grains=(*spec.grains, spec.shape), most=most)
+        leaves, names = dict(expected.leaves), sorted(params & expected.leaves.keys())
+        for group in groups_of(names, pairs):
+            together = sum(math.prod(leaves[names[i]].shape) for i in group)
+            for spec, name in ((leaves[names[i]], names[i]) for i in group):
+                most = spec.most
+                if mode == "exact" and over == "layer":
+                    most = min(share_of_number(together, ratio), math.prod(spec.shape))
+                leaves[name] = spec._replace(grains=(*spec.grains, spec.shape), most=most)
         return expected._replace(leaves=leaves, limit=limited(expected))
 
     def limited(expected: Schema) -> Limit | None:
         """What is sent of all layers; a quantile sends all that are equal to it."""
         limit, names = expected.limit, params & expected.leaves.keys()
-        if mode == "quantile" or (limit is None and over == "layer"):
+        if mode == "quantile" or (limit is None and over == "layer" and not pairs):
             return limit
         every = sum(math.prod(expected.leaves[name].shape) for name in names)
         limit = limit or Limit(names, every, every)
@@ -131,6 +142,72 @@ def entries_in_scope(leaf: Leaf) -> Size:
     if leaf.scope is None:
         return n
     return flat(leaf.scope.expand(-1, *leaf.value.shape[1:])).sum(dim=1).expand(leaf.value.shape[0])
+
+
+def groups_of(names: list[str], pairs: list[tuple[str, str]]) -> list[list[int]]:
+    """The places of these names, those of a pair together.
+
+    >>> groups_of(["v.b", "w", "v.a"], [("v.b", "v.a"), ("q.b", "q.a")])
+    [[0, 2], [1]]
+    """
+    place, other = {name: i for i, name in enumerate(names)}, {}
+    for b, a in pairs:
+        if b in place and a in place:
+            other[b] = a
+    behind = set(other.values())
+    return [[i, place[other[n]]] if n in other else [i] for n, i in place.items() if n not in behind]
+
+
+def can_compare(pair: tuple[str, str], leaves: dict[str, Leaf], view: View) -> bool:
+    """Whether both are there as values, some of them, and what they have become is known."""
+    here = [leaves[name].value for name in pair if name in leaves and name in view.after]
+    return len(here) == len(pair) and all(x.is_floating_point() and x.numel() > 0 for x in here)
+
+
+def moves_of(pairs: list[tuple[str, str]], leaves: dict[str, Leaf], view: View) -> list[Tensor]:
+    """What the entries of every tensor are compared by: in a pair by what they do to its product."""
+    moves = {name: leaf.value for name, leaf in leaves.items()}
+    for b, a in pairs:
+        moves[b], moves[a] = product_moves(moves[b], moves[a], view.after[b], view.after[a])
+    return list(moves.values())
+
+
+def in_groups(
+    find: Callable[..., Kept], values: list[Tensor], moves: list[Tensor], sizes: list[Size], groups: list[list[int]],
+    ratio: float,
+) -> Kept:  # fmt: skip
+    """The same over each group in one row; `moves` is what entries are compared by."""
+    rows = [torch.cat([flat(moves[j]) for j in group], 1) if len(group) > 1 else moves[group[0]] for group in groups]
+    found, kept = find(rows, [sum([sizes[j] for j in more], sizes[i]) for i, *more in groups], ratio), {}
+    for group, (mask, value) in zip(groups, found, strict=True):
+        if len(group) == 1:
+            kept[group[0]] = mask, value
+            continue
+        parts = mask.split([math.prod(values[j].shape[1:]) for j in group], dim=1)
+        for j, part in zip(group, parts, strict=True):
+            keep = part.reshape(values[j].shape)
+            kept[j] = keep, cleared(values[j], keep)
+    return [kept[i] for i in range(len(values))]
+
+
+def product_moves(b: Tensor, a: Tensor, whole_b: Tensor, whole_a: Tensor) -> list[Tensor]:
+    """How far each change of B `[K, m, r, ...]` and A `[K, r, n, ...]` moves B A: times the norm of what it meets.
+
+    What makes a column of B longer and its row of A shorter changes nothing of it.
+
+    >>> b, a = torch.tensor([[[1.0, 1.0]]]), torch.tensor([[[3.0], [0.0]]])
+    >>> product_moves(b, a, 2 * b, a)
+    [tensor([[[3., 0.]]]), tensor([[[6.],
+             [0.]]])]
+    """
+    found = []
+    for x, other, axis in ((b, whole_a, 2), (a, whole_b.transpose(1, 2), 1)):
+        lines = other.double().flatten(2).square()
+        norm = total(lines.flatten(0, 1)).sqrt()
+        along = [len(lines), *[1] * (axis - 1), x.shape[axis], *[1] * (x.ndim - axis - 1)]
+        score = (x.double() * norm.reshape(along)).float()
+        found.append(torch.where(score.isfinite(), score, x))
+    return found
 
 
 def over_all(find: Callable[..., Kept], values: list[Tensor], sizes: list[Size], ratio: float) -> Kept:

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from sparing.core.keys import client_keys, hashes, tag_word, uniforms
+from sparing.parts.factors import ADAPTER_ENDS
 
-A, B, MERGED = "lora_a.weight", "lora_b.weight", "merged.weight"
+(B, A), MERGED = ADAPTER_ENDS, "merged.weight"
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Shape = tuple[int, ...]
 

@@ -8,6 +8,8 @@ so that W + R + s Bm Am = W + sum_k w_k s B_k A_k. As the w_k (B_k - Bm) add up 
 stand in the place of Am, and of j clients only j - 1 have a part: the rank of R is at most (j - 1) r.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from sparing.core.method import Arrival, Blended, Method, Report, Step
 from sparing.core.tree import Layout, Tree
 from sparing.parts.size.lora.adapted import A, B
 from sparing.parts.size.lora.merged import change_of
+from sparing.parts.size.lora.padded import product_norms
 from sparing.parts.size.lora.products import Pair
 from sparing.parts.size.lora.ranks import adapter_layers
 
@@ -37,13 +40,16 @@ def residual_step(layout: Layout, scale: float) -> Step:
         return seen
 
     def apply(state: Tree, blended: Blended, ctx: Ctx) -> tuple[Tree, Tree, Report]:
-        weight, change = blended.weight.double().cpu(), {}
+        weight, change, report = blended.weight.double().cpu(), {}, {}
         weight = weight / sum(weight.tolist())
         for path in known:
             if len(blended.ids) > 1 and f"{path}.{A}" in blended.seen:
                 b, a = (blended.seen[f"{path}.{end}"].double().cpu().flatten(2) for end in (B, A))
-                change |= change_of(path, residual_factors(b, a, weight, scale))
-        return blended.update | change, state, {}
+                b, a = residual_factors(b, a, weight, scale)
+                change |= change_of(path, (b, a))
+                report[f"residual/{path}"] = float(product_norms(b[None], a[None]))
+        whole = math.sqrt(sum(norm**2 for norm in report.values()))
+        return blended.update | change, state, report | {"residual": whole}
 
     return Step(apply, watch=watch, name=STEP, needs_mean=True)
 
