@@ -22,6 +22,7 @@ from sparing.tasks.task import Task
 from sparing.train.gradient import gradient_at
 from sparing.train.local import train
 from sparing.train.paths import TrainPath, path_called
+from sparing.train.pieces import WHOLE, StepPieces
 
 if TYPE_CHECKING:
     from sparing.engines.evaluation import Wanted
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     fleet: Fleet = Fleet()
     rest: Rest = Rest({}, {})  # what the model needs beside what is learned
     secure: SecureSettings | None = None  # None: the server sees every upload
+    pieces: StepPieces = WHOLE  # of a training step
     sizes: tuple[nn.Module, ...] = ()  # the model of each size, where clients differ
 
     @property
@@ -80,7 +82,7 @@ class Job(NamedTuple):
         anchor = None if lesson.anchor is None else self.network(lesson.anchor)
         after, notes = train(
             self.model_for(ctx), self.task.loss, self.task.train, local, self.network(lesson.start), ctx, self.path,
-            memory, anchor, lesson.pull or None, self.precision, self.graph, self.within,
+            memory, anchor, lesson.pull or None, self.precision, self.graph, self.within, self.pieces,
         )  # fmt: skip
         names = set(after)
         return Trained(restrict(after, [name for name in lesson.start if name in names]), memory, notes)

@@ -25,6 +25,7 @@ from sparing.net.terms import terms_of
 from sparing.runs.files.run_folder import RunFolder, read_config
 from sparing.runs.loop import Logger
 from sparing.runs.own_code import CODE_FOLDER
+from sparing.runs.plan.step_pieces import pieces_as_given
 from sparing.runs.privacy.secret import Secret, read_secret
 from sparing.runs.results import Result
 from sparing.runs.start import resume_run, settle_study, start_run
@@ -196,7 +197,7 @@ def study_on_network(study: Study, roster: ClientRoster) -> Study:
     if isinstance(study.network.quorum, float) and study.network.quorum > 1:
         raise ConfigError(f"network.quorum is {study.network.quorum}; a share lies between 0 and 1, a count is whole")
     path = "loop" if study.plan.path == "auto" else study.plan.path
-    plan = {"path": path, "chunk": 1, "threads": 1, "bank": "memory"}
+    plan = {"path": path, "chunk": 1, "threads": 1, "bank": "memory", **pieces_as_given(study.plan)}
     return study.model_copy(
         update={"engine": "network", "checkpoint": 1, "plan": study.plan.model_copy(update=plan), "device": "cpu"}
     )

@@ -21,6 +21,7 @@ from sparing.data.options import name_and_options
 from sparing.engines.engine import Job
 from sparing.net.letter import MOST_TERMS
 from sparing.runs.own_code import code_of_study
+from sparing.runs.plan.step_pieces import PIECE_KEYS
 from sparing.runs.privacy.secret import ClientSecret
 from sparing.runs.start import settle_study
 from sparing.runs.study import OWN_TASK, Study, study_from
@@ -31,7 +32,8 @@ from sparing.tasks.code import is_code
 _DEEPEST = 16  # brackets within each other
 _MOST_CLIENTS = 1 << 24
 _KEPT = {"method", "personalization", "local", "rounds", "sample", "seed", "secure"}
-_SAID = {*_KEPT, "task", "plan", "task.model", "task.augment", "plan.path", "plan.precision"}
+_TOLD_PLAN = ("path", "precision", *PIECE_KEYS)
+_SAID = {*_KEPT, "task", "plan", "task.model", "task.augment", *(f"plan.{key}" for key in _TOLD_PLAN)}
 """Keys of a study that terms may hold."""
 
 
@@ -59,7 +61,7 @@ def terms_of(study: Study, job: Job, shape: tuple[int, ...], classes: int, copie
     values = study.model_dump(include=_KEPT, exclude_defaults=True)
     named = study.task.model if "task.model" not in study.code() else OWN_TASK
     values["task"] = {"model": named, "augment": study.task.augment}
-    values["plan"] = {"path": study.plan.path, "precision": study.plan.precision}
+    values["plan"] = {key: getattr(study.plan, key) for key in _TOLD_PLAN}
     return Terms(
         sparing=sparing.__version__,
         torch=torch.__version__.partition("+")[0],

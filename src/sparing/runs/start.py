@@ -50,6 +50,7 @@ from sparing.runs.loop import Logger, OwedRound, RunState, cohort_size, privacy_
 from sparing.runs.malloc import keep_freed_memory
 from sparing.runs.own_code import CODE_FOLDER, keep_copies, trust_code
 from sparing.runs.plan.settle import SettledPlan, settle_plan, study_device
+from sparing.runs.plan.step_pieces import step_pieces
 from sparing.runs.preflight import refuse_model_misfit
 from sparing.runs.privacy import secret as secrets
 from sparing.runs.privacy.releases import Releases
@@ -336,7 +337,8 @@ def settle_study_and_plan(
         found = found._replace(plan=agreed_plan(ranks, found))
     study = study.model_copy(update={"plan": found.plan, "device": device.type if ranks else str(device)})
     names = ("path", "chunk", "threads", "precision", "graph")
-    return job._replace(**{name: getattr(found.plan, name) for name in names}), study, found
+    job = job._replace(**{name: getattr(found.plan, name) for name in names}, pieces=step_pieces(found.plan, job))
+    return job, study, found
 
 
 def secure_settings(study: Study, fleet: Fleet, count: int) -> SecureSettings | None:

@@ -287,6 +287,9 @@ class PlanSection(StudySection):
     memory: PositiveInt | str = "auto"  # bytes of client models and updates in flight, such as 500MB
     precision: Literal["float32", "tf32", "bf16"] = "float32"  # of local training; never chosen by itself
     graph: _BoolOrAuto = "auto"  # local training captured as a CUDA graph
+    microbatch: PositiveInt | Literal["auto", "whole"] = "auto"  # samples of a batch that are computed at once
+    recompute: _BoolOrAuto = "auto"  # activations within repeated blocks computed again for the gradient, not kept
+    logits: Literal["auto", "whole", "chunked"] = "auto"  # of language models; chunked: formed a few tokens at a time
 
     @field_validator("memory")
     @classmethod
@@ -341,7 +344,10 @@ class Study(StudySection):
     def fingerprint(self) -> str:
         """What must not change between a run and its resumption. A key that is new since then changes nothing."""
         aside: Any = {"plan": {"graph"}, "keep_secret": True, "network": True}
-        text = json.dumps(self.model_dump(exclude_defaults=True, exclude=aside), sort_keys=True)
+        values = self.model_dump(exclude_defaults=True, exclude=aside)
+        usual = {"microbatch": "whole", "recompute": False, "logits": "whole"}
+        plan = {key: one for key, one in values.pop("plan", {}).items() if usual.get(key) != one}
+        text = json.dumps(values | ({"plan": plan} if plan else {}), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 

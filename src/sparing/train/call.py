@@ -14,6 +14,7 @@ from sparing.core.tree import Tree
 from sparing.data.clients import Clients
 from sparing.train.losses import Loss
 from sparing.train.optim import Aside
+from sparing.train.pieces import WHOLE, StepPieces
 from sparing.train.working_copy import device_of_tree
 
 
@@ -32,6 +33,7 @@ class PathCall(NamedTuple):
     precision: str = "float32"
     graph: bool = False  # whether a path may replay a recorded step
     threads: int = 1  # that work on one operation
+    pieces: StepPieces = WHOLE  # of a step, on paths that train one client after the other
 
     @property
     def device(self) -> torch.device:

@@ -52,6 +52,7 @@ def client_batches(
     sizes = (table >= 0).sum(1).tolist()
     drops = few_hashes(keys.dropouts[number][k : k + 1].cpu().numpy().view(np.uint64), len(table))[0].view(np.int64)
     views = hashes(keys.views[number][k : k + 1].to(device), len(table)) if chosen else None
+    work.step.seeded = seeded
     for t, (row, size, key) in enumerate(zip(table.to(x.device), sizes, drops.tolist(), strict=True)):
         if seeded:
             seed_torch(key & _SEED_BITS, device)

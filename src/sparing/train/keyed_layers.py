@@ -45,18 +45,24 @@ class KeyedStep:
         self.key: Tensor | int | None = None  # int64, one per client and step: [], or [K]: K batches stand end to end
         self.real: Tensor | None = None  # [B] bool: false for padding; None: no padding anywhere
         self.draws = 0
+        self.rows: slice | None = None  # of a batch that is computed in parts: those of this one
+        self.seeded = False  # whether torch's generator is this client's alone
         self.places = np.empty(0, np.uint64)  # what `hashes` adds to a key at each place
 
-    def begin(self, key: Tensor | int | None, real: Tensor | None = None) -> None:
+    def begin(self, key: Tensor | int | None, real: Tensor | None = None, rows: slice | None = None) -> None:
         """A key that is a plain int is one client's on a CPU."""
-        self.key, self.real, self.draws = key, real, 0
+        self.key, self.real, self.draws, self.rows = key, real, 0, rows
+
+    def first_place(self, n: int) -> int:
+        """Where in the whole batch's draw `[n]` of these rows begin, samples standing along the first axis."""
+        return 0 if self.rows is None else self.rows.start * (n // max(1, self.rows.stop - self.rows.start))
 
     def uniform(self, n: int) -> Tensor:
         """`[n]` in [0, 1), new at every call; depends on key, call and place only: padding at the end is harmless."""
         assert isinstance(self.key, Tensor)
         self.draws += 1
         keys = mix(self.key + signed(self.draws * 3 * GOLDEN)).reshape(-1)
-        return uniforms(hashes(keys, n // len(keys)).flatten())
+        return uniforms(hashes(keys, n // len(keys), self.first_place(n)).flatten())
 
     def scale(self, n: int, p: float, dtype: torch.dtype) -> Tensor:
         """`[n]`: 0 where the draw is below p, else 1 / (1 - p)."""
@@ -64,10 +70,11 @@ class KeyedStep:
         if not isinstance(self.key, int):
             return (self.uniform(n) >= p).to(dtype).mul_(rest)
         self.draws += 1
-        if len(self.places) < n:
-            self.places = np.arange(1, n + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        first = self.first_place(n)
+        if len(self.places) < first + n:
+            self.places = np.arange(1, first + n + 1, dtype=np.uint64) * np.uint64(GOLDEN)
         key = mix_few(np.array([(self.key + self.draws * 3 * GOLDEN) & WORD], np.uint64))
-        keep = _at_least(self.places[:n] + key, p)
+        keep = _at_least(self.places[first : first + n] + key, p)
         return torch.from_numpy(keep * (np.float64 if dtype == torch.float64 else np.float32)(rest)).to(dtype)
 
 

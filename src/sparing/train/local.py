@@ -14,6 +14,7 @@ from sparing.train.call import PathCall
 from sparing.train.losses import Loss
 from sparing.train.optim import factor_pairs
 from sparing.train.paths import path_called
+from sparing.train.pieces import WHOLE, StepPieces
 from sparing.train.torch_optimisers import check_optimiser
 from sparing.train.working_copy import check_names
 
@@ -34,6 +35,7 @@ def train(
     precision: str = "float32",
     graph: bool = False,
     threads: int = 1,
+    pieces: StepPieces = WHOLE,
 ) -> tuple[Models, dict[str, Tensor]]:
     """Train clients ctx.ids, each on its own samples, from `start` (leaves `[K, *shape]` or `[1, *shape]`).
 
@@ -45,7 +47,8 @@ def train(
 
     "loop" trains one client after the other and is row-exact; calls from several threads at once give the same bits.
     Other paths are registered (`train.paths`) and agree with it within rounding. `threads` work on one operation; with
-    `graph`, a path may replay a recorded step. A parameter that the loss does not depend on has gradient zero, so
+    `graph`, a path may replay a recorded step; paths that train one client after the other may take a step in `pieces`.
+    A parameter that the loss does not depend on has gradient zero, so
     weight decay still shrinks it.
 
     >>> data = Clients.of([(torch.ones(3, 2), torch.tensor([0, 1, 1])), (torch.ones(1, 2), torch.tensor([1]))])
@@ -66,7 +69,7 @@ def train(
         local = local._replace(phases=tuple(phase._replace(frobenius=0.0) for phase in local.phases))
     local = local._replace(phases=tuple(phase.at(ctx) for phase in local.phases))
     memory = memory if memory is not None else {}
-    lesson = PathCall(model, loss, data, local, start, ctx, memory, anchor, pull, precision, graph, threads)
+    lesson = PathCall(model, loss, data, local, start, ctx, memory, anchor, pull, precision, graph, threads, pieces)
     after, losses = chosen.train(lesson)
     return after, {"loss": losses.to(lesson.device, torch.float32)}
 

@@ -7,6 +7,7 @@ of its own for whatever else in the model draws from torch's generator.
 
 import math
 from collections.abc import Container
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +18,6 @@ from sparing.core.tree import Tree
 from sparing.train.batches import counted_from
 from sparing.train.call import PathCall, check_finite, diverged
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
-from sparing.train.gradient import gradients
-from sparing.train.losses import batch_mean, sample_losses, sample_weights
 from sparing.train.model_call import call_model
 from sparing.train.optim import (
     beside_rows,
@@ -28,6 +27,7 @@ from sparing.train.optim import (
     remember_velocities,
     update_params,
 )
+from sparing.train.pieces import batch_gradients, set_pieces
 from sparing.train.precision import multiplying_on
 from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import WorkingCopy, load_row, save_row, trained_names, trained_params, working_copy
@@ -38,6 +38,7 @@ def train_loop(lesson: PathCall) -> tuple[Tree, Tensor]:
     if lesson.precision == "bf16":
         raise ConfigError("path 'loop' trains in float32, but precision is bf16: use 'loop-fast' or 'implicit'")
     work, keys = working_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson)
+    set_pieces(work, lesson.pieces)
     lent = lent_to_all(lesson)
     after, losses = rows_for(lesson, lent), []
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
@@ -91,12 +92,11 @@ def _train_phase(
     values = [p.detach() for p in params]
     beside = beside_rows(lesson.aside, phase, names, slice(k, k + 1), alone=True)
     memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
-    reported = ReportedLoss(lesson, k, number)
+    reported, run = ReportedLoss(lesson, k, number), partial(call_model, work.module)
     for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
-        losses, weights = sample_losses(lesson.loss, call_model(work.module, x), y), sample_weights(lesson.loss, y)
-        loss = batch_mean(losses, weights)
-        reported.add(t, loss, len(y) if weights is None else float(weights.sum()))
-        update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
+        loss, counted, grads = batch_gradients(run, work, lesson.loss, lesson.pieces, x, y, params)
+        reported.add(t, loss, counted)
+        update_params(phase, t, values, grads, beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))
     return reported.mean
 

@@ -21,6 +21,9 @@ Loss = Callable[[Any, Tensor], Tensor]
 """What the model gives, mostly a tensor, and the targets, to one number per sample."""
 
 
+_HALVES = (torch.bfloat16, torch.float16)  # too coarse for a loss
+
+
 def default_loss(y: Tensor) -> Loss:
     """Cross entropy for integer targets, mean squared error for float ones."""
     return squared_error if y.is_floating_point() else cross_entropy
@@ -61,6 +64,7 @@ def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
     >>> cross_entropy(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
     tensor([0.6931])
     """
+    output = output.float() if output.dtype in _HALVES else output
     if y.ndim == 1:
         return F.cross_entropy(output, y, reduction="none")
     logits = classes_last(output, y)

@@ -1,12 +1,20 @@
 """How a model is called: samples of several tensors as its arguments, and what counts of what it gives."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from sparing.core.tree import Tree
 from sparing.data.inputs import Inputs, Samples
+
+
+class Unformed(NamedTuple):
+    """Logits that nobody has formed yet: `head(hidden)`."""
+
+    hidden: Tensor  # [B, T, width]
+    head: Callable[[Tensor], Tensor]
 
 
 def call_model(model: nn.Module, x: Samples) -> Any:
@@ -36,7 +44,7 @@ def _logits_of(output: Any) -> Any:
     if isinstance(output, Tensor | tuple):
         return output
     logits = getattr(output, "logits", None)
-    return logits if isinstance(logits, Tensor) else output
+    return logits if isinstance(logits, Tensor | Unformed) else output
 
 
 def main_tensor(output: Any) -> Tensor | None:

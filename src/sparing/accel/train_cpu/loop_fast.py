@@ -17,9 +17,9 @@ from sparing.accel.train_cpu.fast_copy import FastCopy, fast_copy, load_fast_row
 from sparing.accel.train_cpu.outer_sgd import descend, held_layers, moving_by_factors
 from sparing.core.threads import intra_op
 from sparing.core.tree import Models, Tree
+from sparing.data.inputs import Samples
 from sparing.train.call import PathCall, check_finite
 from sparing.train.client_batches import ClientKeys, batch_keys, client_batches
-from sparing.train.gradient import gradients
 from sparing.train.loop import ReportedLoss, lent_to_all, rows_for
 from sparing.train.losses import batch_mean, in_float32, sample_losses, sample_weights
 from sparing.train.model_call import call_model
@@ -31,6 +31,7 @@ from sparing.train.optim import (
     remember_velocities,
     update_params,
 )
+from sparing.train.pieces import WHOLE, batch_gradients, set_pieces
 from sparing.train.precision import multiplying_on
 from sparing.train.torch_rng import train_in_turn
 from sparing.train.working_copy import trained_names, trained_params
@@ -40,8 +41,10 @@ def train_loop_fast(lesson: PathCall) -> tuple[Models, Tensor]:
     """The models after training and the reported losses `[K]`; `lesson.memory` is overwritten with what came of it."""
     refuse_half_on_cuda(lesson)
     fast, keys = fast_copy(lesson.model, lesson.device, lesson.static), batch_keys(lesson)
+    set_pieces(fast.work, lesson.pieces)
     half = lesson.precision == "bf16"
-    if half and all(x.dtype != torch.bool for x in fast.work.state.values()):  # bools cannot be added to
+    plain = all(x.dtype != torch.bool for x in fast.work.state.values())  # bools cannot be added to
+    if half and plain and lesson.pieces == WHOLE:
         fast = fast._replace(held=held_layers(fast.outer, fast.work.state, lesson.local.phases))
     after = rows_for(lesson, () if fast.held else lent_to_all(lesson))
     with torch.enable_grad(), multiplying_on(lesson.device, lesson.precision), intra_op(lesson.threads):
@@ -73,21 +76,27 @@ def _train_phase_fast(
     phase, work, half = lesson.local.phases[number], fast.work, lesson.precision == "bf16"
     names = trained_names(work, phase)
     params, pairs = trained_params(work, names), factor_pairs(names)
-    values, layers = [p.detach() for p in params], moving_by_factors(fast.outer, phase)
+    values, whole = [p.detach() for p in params], lesson.pieces == WHOLE
+    layers = moving_by_factors(fast.outer, phase) if whole else []
     beside = beside_rows(lesson.aside, phase, names, slice(k, k + 1), alone=True)
     memory = recalled_memory(fresh_memory(phase, values), names, remembered, slice(None))
     reported = ReportedLoss(lesson, k, number)
-    for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
+
+    def run(x: Samples) -> Any:
         with _halved(half):
             output = call_model(work.module, x)
-        losses = sample_losses(lesson.loss, in_float32(output) if half else output, y)
-        weights = sample_weights(lesson.loss, y)
-        loss = batch_mean(losses, weights)
-        reported.add(t, loss, len(y) if weights is None else float(weights.sum()))
+        return in_float32(output) if half else output
+
+    for t, (x, y) in enumerate(client_batches(lesson, keys, work, k, number, seeded)):
         if layers:
+            weights = sample_weights(lesson.loss, y)
+            loss = batch_mean(sample_losses(lesson.loss, run(x), y), weights)
+            reported.add(t, loss, len(y) if weights is None else float(weights.sum()))
             descend(loss, params, layers, phase.optimiser.lr)
-        else:
-            update_params(phase, t, values, gradients(loss, params), beside, memory, pairs, stacked=False)
+            continue
+        loss, counted, grads = batch_gradients(run, work, lesson.loss, lesson.pieces, x, y, params)
+        reported.add(t, loss, counted)
+        update_params(phase, t, values, grads, beside, memory, pairs, stacked=False)
     remember_velocities(memory, names, remembered, slice(None))
     return reported.mean
 

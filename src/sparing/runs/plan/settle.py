@@ -22,6 +22,7 @@ from sparing.core.errors import ConfigError
 from sparing.core.method import Form
 from sparing.core.round import first_client, first_row
 from sparing.core.tree import Tree
+from sparing.data.inputs import sample_tensors
 from sparing.engines.engine import Job
 from sparing.parts.size.mixture import Mix
 from sparing.ranks.rank_place import rank_place
@@ -37,6 +38,7 @@ from sparing.runs.plan.plan_trials import (
     race_layouts,
     synchronized_time,
 )
+from sparing.runs.plan.step_pieces import asks_for_pieces, settle_pieces, step_pieces, without_pieces
 from sparing.runs.preflight import path_agrees, refuse_without_bfloat16
 from sparing.runs.study import PlanSection
 from sparing.train.paths import PATHS, path_called
@@ -97,7 +99,9 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
     plan = _on_existing_path(plan)
     _refuse_plan(plan, engine, job)
     job = job._replace(precision=plan.precision, graph=plan.graph is not False and _can_record_graph(job))
-    way = _layout_by_rule(_settle_path(plan.path, engine, job), plan, engine, job, cohort)
+    plan, path, step = _settle_step(plan, engine, job)
+    job = job._replace(pieces=step_pieces(plan, job))
+    way = _layout_by_rule(path, plan, engine, job, cohort, step)
     how, why, speeds = "rule", "", LayoutSpeeds()
     if engine != "vector":
         why = f"engine {engine} trains one client after the other"
@@ -108,7 +112,7 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
     elif (seconds := guess_training_seconds(job, cohort)) < LONG_RUN_SECONDS:
         why = f"about {seconds:.1g} s of training are too few to measure"
     else:
-        how, why, way, speeds = _measured_layout(way, plan, job, cohort, method, seconds)
+        how, why, way, speeds = _measured_layout(way, plan, job, cohort, method, seconds, step)
     graph = job.graph and way.path in _RECORDED and path_agrees(job, way.path, graph=True)
     if plan.graph is True and not graph:
         raise ConfigError(
@@ -118,6 +122,31 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
     bank = _settle_bank(job, device) if plan.bank == "auto" else plan.bank
     settled = plan.model_copy(update={**way._asdict(), "bank": bank, "graph": graph})
     return SettledPlan(settled, how, why, speeds, _client_bytes(way.path, job), _flight_memory(plan, device))
+
+
+def _settle_step(plan: PlanSection, engine: str, job: Job) -> tuple[PlanSection, str, int]:
+    """The path, how it takes a step, and the bytes of activations that one client's step holds.
+
+    Clients side by side take whole steps: where one client's does not fit, they train in turn.
+    """
+    device = next(iter(job.initial.values())).device
+    path, whole = _settle_path(plan.path, engine, job), _flight_memory(plan, device)
+    room = max(whole - _client_bytes("loop", job), whole // 4)
+    if path_called(path).in_turn:
+        step = settle_pieces(plan, job, room)
+        return step.plan, path, step.bytes
+    text = _is_text(job)
+    if plan.path == "auto" and (asks_for_pieces(plan) or (text and settle_pieces(plan, job, room).whole_bytes > room)):
+        step = settle_pieces(plan, job, room)
+        return step.plan, "loop-fast", step.bytes
+    held = settle_pieces(plan, job, room).whole_bytes if text else 0
+    return without_pieces(plan.model_copy(update={"path": path})).model_copy(update={"path": plan.path}), path, held
+
+
+def _is_text(job: Job) -> bool:
+    """Whether samples are tokens, of which a step holds much more than of pictures."""
+    first = next(x for _, x in sample_tensors(job.task.train.x))
+    return not first.is_floating_point() and first.ndim == 2
 
 
 def _on_existing_path(plan: PlanSection) -> PlanSection:
@@ -201,22 +230,23 @@ def _can_compile_steps(job: Job) -> bool:
     return few_bits and job.graph and not job.sizes and can_compile(job.model, job.method.local)
 
 
-def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int) -> WorkLayout:
-    """The usual way to take this path."""
+def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort: int, step: int = 0) -> WorkLayout:
+    """The usual way to take this path, where one client's step holds so many bytes of activations."""
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     chunk, threads = plan.chunk, plan.threads
     if chunk == "auto":
         cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.method.up)
-        chunk = max(1, min(_most_clients_at_once(path, plan, job, cohort), _CACHE_CHUNKS[path] if cached else 256))
+        most = _most_clients_at_once(path, plan, job, cohort, step)
+        chunk = max(1, min(most, _CACHE_CHUNKS[path] if cached else 256))
     if threads == "auto":
         many = (path == "implicit" or path_called(path).in_turn) and on_cpu and engine == "vector"
-        threads = min(_cpu_cores(), chunk) if many else 1
+        threads = min(_cpu_cores(), chunk, _most_steps_at_once(path, plan, job, step)) if many else 1
     threads = threads if on_cpu else 1
     return WorkLayout(path, 1 if engine == "debug" else chunk, threads)
 
 
 def _measured_layout(
-    rule: WorkLayout, plan: PlanSection, job: Job, cohort: int, method: Sequence[Any], seconds: float
+    rule: WorkLayout, plan: PlanSection, job: Job, cohort: int, method: Sequence[Any], seconds: float, step: int
 ) -> tuple[str, str, WorkLayout, LayoutSpeeds]:
     """The fastest of a few ways, as remembered or as tried now: first each path and number of threads, then chunks."""
     place = plan_cache_path(plan, method, job, cohort, _cpu_cores())
@@ -232,12 +262,13 @@ def _measured_layout(
         for path in PATHS
         if path in (rule.path, plan.path)
         or (plan.path == "auto" and path not in ("loop", "compiled") and _path_works(path, job))
+        if path_called(path).in_turn or not asks_for_pieces(plan)
     ]
     if visited > TRIAL_VISITS and rule.path != "implicit":
         paths = [path for path in paths if path != "implicit"]
     ways = [rule]
     for path in paths:
-        way = _layout_by_rule(path, plan, "vector", job, cohort)
+        way = _layout_by_rule(path, plan, "vector", job, cohort, step)
         many = (1, min(_cpu_cores(), way.chunk)) if plan.threads == "auto" and on_cpu else (way.threads,)
         ways += [way._replace(threads=n) for n in many]
 
@@ -249,7 +280,7 @@ def _measured_layout(
     speeds = race_layouts(list(dict.fromkeys(ways)), trial, clients, until)
     fastest = max(speeds, key=lambda way: speeds[way])
     if plan.chunk == "auto" and not path_called(fastest.path).in_turn:
-        most = _most_clients_at_once(fastest.path, plan, job, cohort)
+        most = _most_clients_at_once(fastest.path, plan, job, cohort, step)
         sizes = {
             max(fastest.threads, min(most, size)) for size in (fastest.chunk // 2, 2 * fastest.chunk, 4 * fastest.chunk)
         }
@@ -303,10 +334,19 @@ def _client_bytes(path: str, job: Job) -> int:
     return max(1, copies * (tree_bytes(job.initial) + tree_bytes(first_client(job.method, job.initial))) + past)
 
 
-def _most_clients_at_once(path: str, plan: PlanSection, job: Job, cohort: int) -> int:
-    """Of the cohort, at once."""
-    device = next(iter(job.initial.values())).device
-    return min(cohort, _flight_memory(plan, device) // _client_bytes(path, job))
+def _most_clients_at_once(path: str, plan: PlanSection, job: Job, cohort: int, step: int = 0) -> int:
+    """Of the cohort, at once; of those that train in turn, one holds a step."""
+    memory, client = _flight_memory(plan, next(iter(job.initial.values())).device), _client_bytes(path, job)
+    step = step if step > client else 0  # among its copies there is room for as much
+    if path_called(path).in_turn:
+        return min(cohort, (memory - step) // client) if step + client <= memory else 1
+    return min(cohort, memory // (client + step))
+
+
+def _most_steps_at_once(path: str, plan: PlanSection, job: Job, step: int) -> int:
+    """Threads for whose clients, and what their steps hold, there is memory."""
+    memory, client = _flight_memory(plan, next(iter(job.initial.values())).device), _client_bytes(path, job)
+    return max(1, memory // (client + step)) if step > client else _cpu_cores()
 
 
 def _cpu_cores() -> int:
