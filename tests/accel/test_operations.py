@@ -233,7 +233,8 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.clear, "shared"): lambda d: (d.tree(K), d.masks(1)),
     (ops.clear, "one row by many masks"): lambda d: (d.tree(1), d.masks(K)),
     (ops.clear, "masks by rows"): lambda d: (
-        {"w": d.normal(K, 90, 700), "v": d.normal(K, 700, 90).mT}, {"w": d.coin(K, 90, 1), "v": d.coin(1, 1, 700)},
+        {"w": d.normal(K, 90, 700), "v": d.normal(K, 700, 90).mT},
+        {"w": d.coin(K, 90, 1), "v": d.coin(1, 1, 700)},
     ),
     (ops.overlay, "each"): lambda d: (d.tree(K), d.tree(K), d.masks(K)),
     (ops.overlay, "on one"): lambda d: (d.tree(1), d.tree(1), d.masks(K)),
@@ -258,14 +259,18 @@ CASES: dict[tuple[object, str], Case] = {
     (reduce.total, "doubles"): lambda d: (d.normal(d.n, 77).double().T,),
     (reduce.total, "short rows"): lambda d: (d.normal(d.n, 1),),
     (reduce.total, "booleans"): lambda d: (d.coin(K, 3, d.n),),
+    (reduce.count_true, ""): lambda d: (d.coin(K, 7, d.n),),
+    (reduce.count_true, "one number"): lambda d: (d.coin(K),),
     (reduce.dots, ""): terms,
     (reduce.dots, "squares"): partial(terms, other=False),
     (reduce.dots, "from a target"): from_target,
     (reduce.dots, "with one for all"): lambda d: (
-        [Term(d.normal(K, d.n), other=d.normal(1, d.n), mask=d.coin(1, d.n))], K,
+        [Term(d.normal(K, d.n), other=d.normal(1, d.n), mask=d.coin(1, d.n))],
+        K,
     ),
     (reduce.dots, "masks by rows"): lambda d: (
-        [Term(d.normal(1, 9, 700), other=d.normal(K, 9, 700), mask=d.coin(K, 9, 1))], K,
+        [Term(d.normal(1, 9, 700), other=d.normal(K, 9, 700), mask=d.coin(K, 9, 1))],
+        K,
     ),
     (reduce.largest_in_rows, ""): lambda d: (d.normal(K, d.n), 20),
     (reduce.largest_in_rows, "ties"): lambda d: (
@@ -292,6 +297,12 @@ CASES: dict[tuple[object, str], Case] = {
     (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
     (svd.strongest_eigenvectors, ""): matrices,
     (low_rank.decompose_weights, ""): decomposition,
+    (fedscr.keep_structures, "dense"): lambda d: (d.normal(K, 30, d.n), d.coin(K, 30, 1), d.coin(K, 1, d.n)),
+    (fedscr.keep_structures, "conv"): lambda d: (
+        d.normal(K, 60, 40, 3, 3),
+        d.coin(K, 60, 1, 1, 1),
+        d.coin(K, 1, 40, 1, 1),
+    ),
     (fedscr.structure_strengths, "dense"): lambda d: (d.normal(K, 300 if d.large else 9, 700 if d.large else 7),),
     (fedscr.structure_strengths, "conv"): lambda d: (d.normal(K, 20, 4500 if d.large else 30, 3, 3),),
     (fedscr.structure_strengths, "one column"): lambda d: (d.normal(K, 3, 1),),
@@ -306,6 +317,7 @@ CASES: dict[tuple[object, str], Case] = {
     (dead_zone.rounded, "halves"): lambda d: (d.normal(K, d.n).mul(8).round().double() / 2, 5),
     (dead_zone.rounded, "no number"): lambda d: (d.normal(K, 9).double() / 0, 12),
     (count.index_sizes, ""): sparse,
+    (index.places_of, ""): lambda d: (d.coin(d.n),),
     (count.written_sizes, ""): lambda d: (coded_leaves(d, K),),
     (count.written_sizes, "nothing"): lambda d: ({},),
     (versions.read_back, ""): written_update,
@@ -316,6 +328,12 @@ CASES: dict[tuple[object, str], Case] = {
     (divergence.difference_sums, ""): lambda d: (
         [(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))],
         K,
+    ),
+    (bank.put_rows, ""): lambda d: (d.normal(9, 3, d.n), d.placed([4, 0, 7]), d.normal(3, 3, d.n)),
+    (bank.put_rows, "one for all"): lambda d: (
+        d.normal(9, d.n),
+        d.placed([4, 0, 7]),
+        d.normal(1, d.n).expand(3, -1),
     ),
     (bank.mix_rows, ""): lambda d: ({"w": d.normal(9, d.n)}, np.array([4, 0, 7]), d.normal(K, 3).cpu().double()),
     (optim.add_product, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
@@ -348,7 +366,7 @@ def ids(case: tuple[object, str]) -> str:
 
 def outcome(run: Callable, op: object, args: tuple) -> object:
     found = run(*args)
-    return args[0] if op is votes.add_votes else found  # it writes over what it was given
+    return args[0] if op in (votes.add_votes, bank.put_rows) else found  # it writes over what it was given
 
 
 def compare(fast: object, plain: object, within: float) -> None:

@@ -35,6 +35,12 @@ def total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
+@operation
+def count_true(x: Tensor) -> Tensor:
+    """How many are true over all but the first axis: bool `[K, ...]` -> `[K]` int64."""
+    return flat(x).sum(1)
+
+
 class RowBlocks(NamedTuple):
     """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
 

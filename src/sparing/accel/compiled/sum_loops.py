@@ -1,4 +1,4 @@
-"""Row-exact sums in one pass: the additions of `core.reduce.total`, in its order, without anything written in between."""
+"""Row-exact sums in one pass: the additions of `core.reduce.total`, in its order, with nothing written in between."""
 
 import numpy as np
 

@@ -80,13 +80,37 @@ def add_differences(x: np.ndarray, origin: np.ndarray, k: int, sums: np.ndarray,
     """sums `[2, n]` += x_k - origin and its square, one client after the other, in these blocks of columns."""
     n = sums.shape[1]
     for start in range(first * BLOCK, min(last * BLOCK, n), BLOCK):
-        plain, square, base = sums[0, start : start + BLOCK], sums[1, start : start + BLOCK], origin[start : start + BLOCK]
+        stop = min(start + BLOCK, n)
+        plain, square, base = sums[0, start:stop], sums[1, start:stop], origin[start:stop]
         for j in range(k):
             a = x[min(j, len(x) - 1), start : start + len(plain)]
             for i in range(len(plain)):
                 away = np.float64(a[i]) - np.float64(base[i])
                 plain[i] += away
                 square[i] += away * away
+
+
+@compiled
+def keep_crossings(
+    bits: np.ndarray, filters: np.ndarray, channels: np.ndarray, out: np.ndarray, first: int, last: int
+) -> None:
+    """Of `[K, F, C, kernel]` the entries whose filter and whose channel is chosen."""
+    wide = bits.shape[3]
+    for k in range(first, last):
+        chosen = channels[k]
+        for f in range(bits.shape[1]):
+            x, o = bits[k, f], out[k, f]
+            if not filters[k, f]:
+                o[:] = 0
+            elif wide == 1:
+                row, into = x[:, 0], o[:, 0]
+                for c in range(len(into)):
+                    into[c] = row[c] & -np.int32(chosen[c])
+            else:
+                for c in range(len(o)):
+                    some, into, all_bits = x[c], o[c], -np.int32(chosen[c])
+                    for i in range(len(into)):
+                        into[i] = some[i] & all_bits
 
 
 @compiled
