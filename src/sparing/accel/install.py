@@ -34,7 +34,7 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import dead_zone, fedscr, quantisers
-from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
+from sparing.parts.code.budget import byte_budget, matrices, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.storage import bank
@@ -82,6 +82,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (votes.add_votes, fold_bodies.fast_add_votes),
     (votes.divide_by_votes, fold_bodies.fast_divide_by_votes),
     (reduce.total, reduce_bodies.fast_total),
+    (reduce.peaks, reduce_bodies.fast_peaks),
     (reduce.count_true, reduce_bodies.fast_count_true),
     (reduce.dots, reduce_bodies.fast_dots),
     (reduce.largest_in_rows, reduce_bodies.fast_largest_in_rows),
@@ -96,6 +97,8 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (dead_zone.codes_of, code_bodies.compiled_codes_of),
     (dead_zone.rounded, code_bodies.compiled_rounded),
     (rate_distortion.judged, judge_bodies.compiled_judged),
+    (dead_zone.values_of_codes, code_bodies.compiled_values_of_codes),
+    (matrices.add_components, budget_bodies.fast_add_components),
     (byte_budget.for_each_client, budget_bodies.fast_for_each_client),
     (subspace.eigen_pairs, budget_bodies.fast_eigen_pairs),
     (stein.stein_targets, stein_bodies.fast_stein_targets),

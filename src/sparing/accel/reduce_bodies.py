@@ -11,6 +11,7 @@ from sparing.accel.compiled.row_bodies import (
     dots_of_rows,
     kept_structures,
     largest_of_host_rows,
+    peaks_of_rows,
     structure_sums,
     total_of_rows,
 )
@@ -102,6 +103,12 @@ def fast_total(x: Tensor) -> Tensor:
     while x.shape[1] > 1:
         x = sums.sum_blocks(x, row_blocks(x.shape[1]))
     return x[:, 0]
+
+
+def fast_peaks(x: Tensor) -> Tensor:
+    """`reduce.peaks`, in one pass."""
+    found = peaks_of_rows(x)
+    return reduce.peaks.plain(x) if found is None else found
 
 
 def fast_count_true(x: Tensor) -> Tensor:

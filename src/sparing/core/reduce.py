@@ -41,6 +41,12 @@ def count_true(x: Tensor) -> Tensor:
     return flat(x).sum(1)
 
 
+@operation
+def peaks(x: Tensor) -> Tensor:
+    """The largest magnitude over all but the first axis, NaN if there is one, 0 of nothing: `[K, ...]` -> `[K]`."""
+    return flat(x).abs().amax(1) if x[0].numel() else x.new_zeros(len(x))
+
+
 class RowBlocks(NamedTuple):
     """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
 

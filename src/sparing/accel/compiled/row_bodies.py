@@ -107,6 +107,15 @@ def total_of_rows(x: Tensor) -> Tensor | None:
     return out
 
 
+def peaks_of_rows(x: Tensor) -> Tensor | None:
+    if x.numel() < MANY or not on_host(x):
+        return None
+    bits, out = bits_of(x), torch.empty(len(x))
+    seen = out.numpy().view(np.int32)
+    deal_rows(lambda first, last: tree_loops.largest_bits(bits, seen, first, last), len(bits), x.numel())
+    return out if len(bits) == len(x) else out[:1].expand(len(x))
+
+
 SUMMED = (torch.float32, torch.float64)
 SHORT = 64
 """Numbers of a row up to which operations of torch on all rows together are quicker."""

@@ -46,6 +46,27 @@ def subtract_rows(
 
 
 @compiled
+def largest_bits(bits: np.ndarray, out: np.ndarray, first: int, last: int) -> None:
+    """Of the largest magnitude of every row, NaN above all."""
+    largest, size = np.empty(BLOCK, np.int32), np.int32(0x7FFFFFFF)
+    for k in range(first, last):
+        largest[:] = 0
+        for start in range(0, bits.shape[1], BLOCK):
+            row = bits[k, start : min(start + BLOCK, bits.shape[1])]
+            for i in range(len(row)):
+                largest[i] = max(largest[i], row[i] & size)
+        out[k] = largest.max()
+
+
+@compiled
+def multiply_codes(codes: np.ndarray, step: np.ndarray, out: np.ndarray, first: int, last: int) -> None:
+    for k in range(first, last):
+        row, into, by = codes[k], out[k], step[k]
+        for i in range(len(into)):
+            into[i] = np.float32(row[i]) * by
+
+
+@compiled
 def add_rows_to_sums(
     x: np.ndarray, bits: np.ndarray, share: np.ndarray, magic: float, sums: np.ndarray, first: int, last: int
 ) -> int:
