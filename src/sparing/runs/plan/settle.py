@@ -206,7 +206,7 @@ def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort:
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     chunk, threads = plan.chunk, plan.threads
     if chunk == "auto":
-        cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.method.up)
+        cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.looks_at_updates)
         chunk = max(1, min(_most_clients_at_once(path, plan, job, cohort), _CACHE_CHUNKS[path] if cached else 256))
     if threads == "auto":
         many = (path == "implicit" or path_called(path).in_turn) and on_cpu and engine == "vector"
