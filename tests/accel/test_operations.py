@@ -25,7 +25,7 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import dead_zone, fedscr, quantisers
-from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
+from sparing.parts.code.budget import byte_budget, matrices, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.parts.size.fedhm.low_rank import LowRank, rank_of
@@ -132,7 +132,7 @@ def aimed(d: Draw) -> tuple:
     return state, {name.partition("/")[2]: 0 for name in state if name.startswith("sum0/")}, settings
 
 
-def matrices(d: Draw) -> tuple:
+def grams(d: Draw) -> tuple:
     shapes = [(2, 60, 40), (1, 30, 50)] if d.large else [(1, 6, 5)]
     tall = [svd.upright(d.normal(*shape)) for shape in shapes]
     return [x.mT @ x for x in tall], [min(4, x.shape[2]) for x in tall]
@@ -179,6 +179,15 @@ def written_update(d: Draw) -> tuple:
 def sent_by_each(d: Draw) -> tuple:
     x = d.normal(K, d.n)
     return lambda k: Parcel({"w": Leaf(x[k : k + 1] * 2)}, {}), K, d.device
+
+
+def components(d: Draw, shape: tuple[int, ...]) -> tuple:
+    """Of which some are zero, of one client all."""
+    how = matrices.as_matrix_shape(shape, 6)
+    assert how is not None
+    a, b = ((d.normal(K, how.rank, n) * 40).to(torch.int8) for n in (how.rows, how.columns))
+    a[:, 2], b[:, 4:], a[3] = 0, 0, 0
+    return d.normal(K, *shape), a, b, d.normal(K).abs(), how
 
 
 def symmetric(d: Draw) -> tuple:
@@ -233,7 +242,8 @@ CASES: dict[tuple[object, str], Case] = {
     (ops.clear, "shared"): lambda d: (d.tree(K), d.masks(1)),
     (ops.clear, "one row by many masks"): lambda d: (d.tree(1), d.masks(K)),
     (ops.clear, "masks by rows"): lambda d: (
-        {"w": d.normal(K, 90, 700), "v": d.normal(K, 700, 90).mT}, {"w": d.coin(K, 90, 1), "v": d.coin(1, 1, 700)},
+        {"w": d.normal(K, 90, 700), "v": d.normal(K, 700, 90).mT},
+        {"w": d.coin(K, 90, 1), "v": d.coin(1, 1, 700)},
     ),
     (ops.overlay, "each"): lambda d: (d.tree(K), d.tree(K), d.masks(K)),
     (ops.overlay, "on one"): lambda d: (d.tree(1), d.tree(1), d.masks(K)),
@@ -258,14 +268,21 @@ CASES: dict[tuple[object, str], Case] = {
     (reduce.total, "doubles"): lambda d: (d.normal(d.n, 77).double().T,),
     (reduce.total, "short rows"): lambda d: (d.normal(d.n, 1),),
     (reduce.total, "booleans"): lambda d: (d.coin(K, 3, d.n),),
+    (reduce.peaks, ""): lambda d: (d.normal(K, 3, d.n),),
+    (reduce.peaks, "not a number"): lambda d: (d.normal(K, d.n) / 0 * d.placed([[0.0], [-1.0], [1.0], [2.0], [0.5]]),),
+    (reduce.peaks, "nothing"): lambda d: (d.normal(K, 0),),
+    (reduce.count_true, ""): lambda d: (d.coin(K, 7, d.n),),
+    (reduce.count_true, "one number"): lambda d: (d.coin(K),),
     (reduce.dots, ""): terms,
     (reduce.dots, "squares"): partial(terms, other=False),
     (reduce.dots, "from a target"): from_target,
     (reduce.dots, "with one for all"): lambda d: (
-        [Term(d.normal(K, d.n), other=d.normal(1, d.n), mask=d.coin(1, d.n))], K,
+        [Term(d.normal(K, d.n), other=d.normal(1, d.n), mask=d.coin(1, d.n))],
+        K,
     ),
     (reduce.dots, "masks by rows"): lambda d: (
-        [Term(d.normal(1, 9, 700), other=d.normal(K, 9, 700), mask=d.coin(K, 9, 1))], K,
+        [Term(d.normal(1, 9, 700), other=d.normal(K, 9, 700), mask=d.coin(K, 9, 1))],
+        K,
     ),
     (reduce.largest_in_rows, ""): lambda d: (d.normal(K, d.n), 20),
     (reduce.largest_in_rows, "ties"): lambda d: (
@@ -290,8 +307,14 @@ CASES: dict[tuple[object, str], Case] = {
     (factors.factor_product, "conv"): lambda d: (d.normal(K, 6, 4, 3, 1), d.normal(K, 4, 8, 1, 2)),
     (factors.gram_of_rows, ""): lambda d: (d.normal(2, 6, 4096 if d.large else 50).double(),),
     (svd.begins_anew, ""): lambda d: (d.normal(1, 300, 300), 20),
-    (svd.strongest_eigenvectors, ""): matrices,
+    (svd.strongest_eigenvectors, ""): grams,
     (low_rank.decompose_weights, ""): decomposition,
+    (fedscr.keep_structures, "dense"): lambda d: (d.normal(K, 30, d.n), d.coin(K, 30, 1), d.coin(K, 1, d.n)),
+    (fedscr.keep_structures, "conv"): lambda d: (
+        d.normal(K, 60, 40, 3, 3),
+        d.coin(K, 60, 1, 1, 1),
+        d.coin(K, 1, 40, 1, 1),
+    ),
     (fedscr.structure_strengths, "dense"): lambda d: (d.normal(K, 300 if d.large else 9, 700 if d.large else 7),),
     (fedscr.structure_strengths, "conv"): lambda d: (d.normal(K, 20, 4500 if d.large else 30, 3, 3),),
     (fedscr.structure_strengths, "one column"): lambda d: (d.normal(K, 3, 1),),
@@ -301,11 +324,16 @@ CASES: dict[tuple[object, str], Case] = {
         d.placed([0.1, 0.0, 1.0, 3.0, 0.01]).double(),
     ),
     (dead_zone.codes_of, "both"): lambda d: (d.normal(K, d.n), d.normal(K).abs().double()),
+    (dead_zone.values_of_codes, ""): lambda d: ((d.normal(K, 3, d.n) * 40).to(torch.int8), d.normal(K)),
+    (dead_zone.values_of_codes, "turned"): lambda d: ((d.normal(K, d.n, 3) * 40).to(torch.int8).mT, d.normal(K)),
+    (matrices.add_components, "dense"): lambda d: components(d, (90, 40)),
+    (matrices.add_components, "conv"): lambda d: components(d, (9, 8, 5, 5)),
     (dead_zone.rounded, ""): lambda d: (d.normal(K, d.n).double() * d.placed([[0.0], [1.0], [3.0], [1e-9], [1e9]]), 20),
     (dead_zone.rounded, "turned"): lambda d: (d.normal(K, 9, d.n // 9).double().mT, 26),
     (dead_zone.rounded, "halves"): lambda d: (d.normal(K, d.n).mul(8).round().double() / 2, 5),
     (dead_zone.rounded, "no number"): lambda d: (d.normal(K, 9).double() / 0, 12),
     (count.index_sizes, ""): sparse,
+    (index.places_of, ""): lambda d: (d.coin(d.n),),
     (count.written_sizes, ""): lambda d: (coded_leaves(d, K),),
     (count.written_sizes, "nothing"): lambda d: ({},),
     (versions.read_back, ""): written_update,
@@ -316,6 +344,12 @@ CASES: dict[tuple[object, str], Case] = {
     (divergence.difference_sums, ""): lambda d: (
         [(d.normal(K, d.n), d.normal(1, d.n)), (d.normal(1, 3), d.normal(1, 3))],
         K,
+    ),
+    (bank.put_rows, ""): lambda d: (d.normal(9, 3, d.n), d.placed([4, 0, 7]), d.normal(3, 3, d.n)),
+    (bank.put_rows, "one for all"): lambda d: (
+        d.normal(9, d.n),
+        d.placed([4, 0, 7]),
+        d.normal(1, d.n).expand(3, -1),
     ),
     (bank.mix_rows, ""): lambda d: ({"w": d.normal(9, d.n)}, np.array([4, 0, 7]), d.normal(K, 3).cpu().double()),
     (optim.add_product, ""): lambda d: (d.normal(K, 20, 30), d.normal(K, 20, 4), d.normal(K, 4, 30), 0.1),
@@ -346,9 +380,15 @@ def ids(case: tuple[object, str]) -> str:
     return f"{op.__name__} {kind}".strip()  # type: ignore[attr-defined]
 
 
+WRITING = {votes.add_votes, bank.put_rows, matrices.add_components}
+"""They write over what they are given first."""
+
+
 def outcome(run: Callable, op: object, args: tuple) -> object:
     found = run(*args)
-    return args[0] if op is votes.add_votes else found  # it writes over what it was given
+    return (
+        args[0] if op in (votes.add_votes, bank.put_rows, matrices.add_components) else found
+    )  # it writes over what it was given
 
 
 def compare(fast: object, plain: object, within: float) -> None:
@@ -402,7 +442,7 @@ def test_a_gpu_gives_what_the_plain_body_gives_on_the_cpu(case, large):
 def test_a_gpu_spans_what_the_cpu_spans(large):
     (found, plain), (state, want) = (
         (op.body(*make(Draw("cuda", large))), op.plain(*make(Draw("cpu", large))))
-        for op, make in ((svd.strongest_eigenvectors, matrices), (low_rank.decompose_weights, decomposition))
+        for op, make in ((svd.strongest_eigenvectors, grams), (low_rank.decompose_weights, decomposition))
     )
     for v, w in zip(found, plain, strict=True):
         torch.testing.assert_close((v @ v.mT).cpu(), w @ w.mT, rtol=1e-7, atol=1e-7)

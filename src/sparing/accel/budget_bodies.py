@@ -9,7 +9,7 @@ from torch import Tensor
 from sparing.accel.host_workers import host_workers
 from sparing.core.parcel import Parcel
 from sparing.core.threads import intra_op, work_side_by_side
-from sparing.parts.code.budget import byte_budget, subspace
+from sparing.parts.code.budget import byte_budget, matrices, subspace
 
 
 def fast_eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -20,6 +20,18 @@ def fast_eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
         found = list(host_workers().map(subspace.eigen_pair, gram.cpu()))
     vectors, values = (torch.stack(some).to(gram.device) for some in zip(*found, strict=True))
     return vectors, values
+
+
+def fast_add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how: matrices.Matrix) -> None:
+    """`matrices.add_components`, on a CPU one client after the other, and of each only what there is."""
+    if value.device.type != "cpu":
+        matrices.add_components.plain(value, a, b, step_K, how)
+        return
+    for into, p, q, step in zip(value.split(1), a, b, step_K.expand(len(value)).split(1), strict=True):
+        some = p.any(1)
+        if bool(some.any()):
+            product = matrices.component_product(p[some][None], q[some][None], step, len(p))
+            into += matrices.matrix_as_weight(product, how, tuple(into.shape[1:]))
 
 
 def fast_for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:

@@ -37,6 +37,12 @@ def fast_mix_rows(rows: Tree, index: np.ndarray, weight: Tensor) -> Tree:
     return {name: mixed_rows(x, there, weight) for name, x in rows.items()}
 
 
+def fast_put_rows(rows: Tensor, index: Tensor, new: Tensor) -> None:
+    """`bank.put_rows`."""
+    if rows.is_cuda or not write_rows(rows, index.numpy(), new):
+        bank.put_rows.plain(rows, index, new)
+
+
 def fast_add_product(grad: Tensor, x: Tensor, y: Tensor, strength: float) -> Tensor:
     """`optim.add_product`; of K clients on a GPU in one pass."""
     if grad.is_cuda and grad.ndim == 3:

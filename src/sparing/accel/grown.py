@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from torch import Tensor
 
+from sparing.accel.lazy_product import add_formed
 from sparing.core import ops
 from sparing.core.tree import Tree
 
@@ -22,7 +23,7 @@ class Grown(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.formed:
-            self.formed[name] = self.start[name] + self.added[name]
+            self.formed[name] = add_formed(self.start[name], self.added[name])
         return self.formed[name]
 
     def __contains__(self, name: object) -> bool:

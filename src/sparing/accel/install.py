@@ -34,7 +34,7 @@ from sparing.engines import divergence, parcel_sizes
 from sparing.parts import factors
 from sparing.parts.blend import stein
 from sparing.parts.code import dead_zone, fedscr, quantisers
-from sparing.parts.code.budget import byte_budget, rate_distortion, subspace
+from sparing.parts.code.budget import byte_budget, matrices, rate_distortion, subspace
 from sparing.parts.share import selectors
 from sparing.parts.size.fedhm import low_rank, svd
 from sparing.storage import bank
@@ -82,6 +82,8 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (votes.add_votes, fold_bodies.fast_add_votes),
     (votes.divide_by_votes, fold_bodies.fast_divide_by_votes),
     (reduce.total, reduce_bodies.fast_total),
+    (reduce.peaks, reduce_bodies.fast_peaks),
+    (reduce.count_true, reduce_bodies.fast_count_true),
     (reduce.dots, reduce_bodies.fast_dots),
     (reduce.largest_in_rows, reduce_bodies.fast_largest_in_rows),
     (reduce.keep_largest, reduce_bodies.fast_keep_largest),
@@ -90,10 +92,13 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (selectors.kth_largest, reduce_bodies.fast_kth_largest),
     (quantisers.codes_of_leaf, quantise_bodies.fast_codes_of_leaf),
     (quantisers.values_of_leaf, quantise_bodies.fast_values_of_leaf),
+    (fedscr.keep_structures, reduce_bodies.fast_keep_structures),
     (fedscr.structure_strengths, reduce_bodies.fast_structure_strengths),
     (dead_zone.codes_of, code_bodies.compiled_codes_of),
     (dead_zone.rounded, code_bodies.compiled_rounded),
     (rate_distortion.judged, judge_bodies.compiled_judged),
+    (dead_zone.values_of_codes, code_bodies.compiled_values_of_codes),
+    (matrices.add_components, budget_bodies.fast_add_components),
     (byte_budget.for_each_client, budget_bodies.fast_for_each_client),
     (subspace.eigen_pairs, budget_bodies.fast_eigen_pairs),
     (stein.stein_targets, stein_bodies.fast_stein_targets),
@@ -107,6 +112,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (count.index_sizes, wire_bodies.fast_index_sizes),
     (count.written_sizes, wire_bodies.fast_written_sizes),
     (versions.read_back, wire_bodies.fast_read_back),
+    (index.places_of, wire_bodies.fast_places_of),
     (index.quotient_sum, index_bodies.compiled_quotient_sum),
     (levels.class_counts, index_bodies.compiled_class_counts),
     (levels.class_of_kept, index_bodies.compiled_class_of_kept),
@@ -124,6 +130,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (parcel_sizes.upload_sizes, joined_sizes.fast_upload_sizes),
     (parcel_sizes.download_sizes, joined_sizes.fast_download_sizes),
     (divergence.difference_sums, engine_bodies.fast_difference_sums),
+    (bank.put_rows, engine_bodies.fast_put_rows),
     (bank.mix_rows, engine_bodies.fast_mix_rows),
     (optim.add_product, engine_bodies.fast_add_product),
     (call.seems_finite, engine_bodies.fast_seems_finite),

@@ -97,6 +97,13 @@ def subtract_lazily(x: Tensor, base: Tensor) -> Tensor:
     return Product(x.left, x.right, None, base) if is_plain_product(x) else x - base
 
 
+def add_formed(start: Tensor, x: Tensor) -> Tensor:
+    """`start + x`; a product that nobody has formed on a CPU is not written down by itself."""
+    if not is_plain_product(x) or x.left.is_cuda or start.dtype != x.left.dtype:
+        return start + x
+    return torch.baddbmm(start.expand(x.shape), x.left.mT, x.right)
+
+
 def is_plain_product(x: Tensor) -> TypeGuard[Product]:
     """Whether this is two factors and no more, in float32 or float64."""
     return isinstance(x, Product) and x.whole is None and x.base is None and x.left.dtype != torch.bfloat16

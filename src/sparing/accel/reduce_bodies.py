@@ -7,7 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.accel.compiled.row_bodies import dots_of_rows, structure_sums, total_of_rows
+from sparing.accel.compiled.row_bodies import (
+    dots_of_rows,
+    kept_structures,
+    largest_of_host_rows,
+    peaks_of_rows,
+    structure_sums,
+    total_of_rows,
+)
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.lazy_product import Product, formed
 from sparing.accel.rows import in_one_row
@@ -15,6 +22,7 @@ from sparing.core import gaussian, keys, reduce
 from sparing.core.keys import WORD, hashes
 from sparing.core.ops import constants
 from sparing.core.reduce import Term, row_blocks
+from sparing.core.tree import flat
 from sparing.parts.code import fedscr
 
 LONG = 1 << 18
@@ -22,6 +30,8 @@ LONG = 1 << 18
 SAMPLED = 1 << 16
 """Rows of so many numbers are sampled to find their largest, on a CPU."""
 SAMPLE = 1 << 14
+LEAST = 1 << 9
+"""Booleans of a row from which on it is counted alone."""
 BLOCK = 1 << 16
 """Numbers that stay in the cache together."""
 DRAWN = 1 << 17
@@ -95,12 +105,31 @@ def fast_total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
+def fast_peaks(x: Tensor) -> Tensor:
+    """`reduce.peaks`, in one pass."""
+    found = peaks_of_rows(x)
+    return reduce.peaks.plain(x) if found is None else found
+
+
+def fast_count_true(x: Tensor) -> Tensor:
+    """`reduce.count_true`, which NumPy finds several times as fast."""
+    if x.device.type != "cpu" or x.numel() < LEAST * len(x):
+        return reduce.count_true.plain(x)
+    return torch.tensor([np.count_nonzero(row) for row in flat(x).numpy()])
+
+
 def fast_structure_strengths(u: Tensor) -> tuple[Tensor, Tensor]:
     """`fedscr.structure_strengths`, of dense layers in one pass."""
     if u.device.type != "cpu" or not u.numel():
         return fedscr.structure_strengths.plain(u)
     found = structure_sums(u if u.ndim == 3 else fedscr.block_strengths(u))
     return fedscr.structure_strengths.plain(u) if found is None else found
+
+
+def fast_keep_structures(value: Tensor, filters: Tensor, channels: Tensor) -> Tensor:
+    """`fedscr.keep_structures`, in one pass, in which what is not sent is not looked at."""
+    found = kept_structures(value, filters, channels)
+    return fedscr.keep_structures.plain(value, filters, channels) if found is None else found
 
 
 def fast_dots(terms: list[Term], k: int) -> Tensor:
@@ -162,6 +191,9 @@ def fast_largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
 
         k = k if isinstance(k, Tensor) else constants((k,), x.device)
         return select.largest_stretches(x, (x.shape[1],), k.expand(x.shape[0])[:, None])[0]
+    found = largest_of_host_rows(x, k)
+    if found is not None:
+        return found[0]
     if x.device.type != "cpu" or x.shape[1] < SAMPLED:
         return reduce.largest_in_rows.plain(x, k)
     k_K = torch.as_tensor(k).expand(x.shape[0]).clamp(0, x.shape[1]).tolist()
@@ -172,8 +204,10 @@ def fast_largest_in_rows(x: Tensor, k: int | Tensor) -> Tensor:
 
 
 def fast_keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """`reduce.keep_largest`, all tensors of a GPU in one go."""
+    """`reduce.keep_largest`, all tensors of a GPU in one go, each tensor of the host in one pass."""
     values = formed(values)
+    if all(x.device.type == "cpu" for x in values):
+        return [_kept_on_host(x, k) for x, k in zip(values, counts, strict=True)]
     alike = len({(x.dtype, x.shape[0]) for x in values}) == 1
     if not alike or not all(takes_kernels(x) and x.dtype == torch.float32 for x in values):
         return reduce.keep_largest.plain(values, counts)
@@ -189,6 +223,11 @@ def fast_keep_largest(values: list[Tensor], counts: list[int | Tensor]) -> list[
     masks, kept = select.largest_stretches(in_one_row(values), lengths, count_KS)
     parts = zip(masks.split(lengths, dim=1), kept.split(lengths, dim=1), values, strict=True)
     return [(mask.view(x.shape), value.view(x.shape)) for mask, value, x in parts]
+
+
+def _kept_on_host(x: Tensor, k: int | Tensor) -> tuple[Tensor, Tensor]:
+    found = largest_of_host_rows(x, k, keep=True)
+    return reduce.keep_largest.plain([x], [k])[0] if found is None else found
 
 
 def places_of_largest(row: Tensor, k: int) -> Tensor:

@@ -43,6 +43,11 @@ def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
     return found
 
 
+def fast_places_of(bits: torch.Tensor) -> torch.Tensor:
+    """`index.places_of`, which NumPy finds several times as fast."""
+    return index.places_of.plain(bits) if bits.is_cuda else torch.from_numpy(np.flatnonzero(bits.numpy()))
+
+
 def fast_written_sizes(leaves: dict[str, Leaf]) -> Callable[[], dict[str, tuple[Number, Number]]]:
     """`count.written_sizes`; the largest leaves first, each client's on a thread of its own."""
     if not any(leaf.value.is_cuda for leaf in leaves.values()):

@@ -35,6 +35,18 @@ def total(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
+@operation
+def count_true(x: Tensor) -> Tensor:
+    """How many are true over all but the first axis: bool `[K, ...]` -> `[K]` int64."""
+    return flat(x).sum(1)
+
+
+@operation
+def peaks(x: Tensor) -> Tensor:
+    """The largest magnitude over all but the first axis, NaN if there is one, 0 of nothing: `[K, ...]` -> `[K]`."""
+    return flat(x).abs().amax(1) if x[0].numel() else x.new_zeros(len(x))
+
+
 class RowBlocks(NamedTuple):
     """A row in blocks of `depth` stretches of `lanes` numbers; what is missing of the last is zeros."""
 

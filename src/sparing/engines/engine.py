@@ -71,9 +71,14 @@ class Job(NamedTuple):
     @property
     def within(self) -> int:
         """Threads within one operation: all, where a round is a few large products and nobody's weights are formed."""
+        return self.threads if self.path == "implicit" and not self.looks_at_updates else 1
+
+    @property
+    def looks_at_updates(self) -> bool:
+        """Whether something but the mean looks at every client's update, or keeps its weights."""
         share, up, blend = self.method.share, self.method.up, self.method.blend
-        looked_at = up or share.own or blend.collect or any(step.watch is not nothing for step in blend.steps)
-        return self.threads if self.path == "implicit" and not looked_at else 1
+        watched = any(step.watch is not nothing for step in blend.steps)
+        return bool(up or share.own or blend.collect or watched)
 
     def train(self, lesson: Lesson, ctx: Ctx) -> Trained:
         """K clients on their own samples."""

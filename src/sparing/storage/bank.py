@@ -28,6 +28,9 @@ from sparing.core.operation import operation
 from sparing.core.ops import to_host
 from sparing.core.tree import Tree, prefixed, take_rows, under
 
+RESERVED = 1 << 30
+"""Bytes of address space that a bank in a host's memory begins with; growing copies it."""
+
 
 class Shard(NamedTuple):
     """The clients of which one bank of several holds the rows."""
@@ -159,7 +162,7 @@ class MemoryBank:
             if x.device.type != "cpu" and self.home.type == "cpu":
                 self.coming.append((self.rows[name], index, to_host([x])))
             else:
-                self.rows[name].index_copy_(0, index, x.to(self.home))
+                put_rows(self.rows[name], index, x.to(self.home))
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
         self.settle()
@@ -171,11 +174,17 @@ class MemoryBank:
         have = next(iter(self.rows.values())).shape[0]
         if need <= have:
             return
-        size = min(self.clients + 1, max(need, have * 3 // 2))
+        size = min(self.clients + 1, max(need, have * 3 // 2, self.ahead))
         for name, x in self.rows.items():  # leaf by leaf: never the whole bank twice
             bigger = torch.empty(size, *x.shape[1:], dtype=x.dtype, device=x.device)
             bigger[: self.used] = x[: self.used]
             self.rows[name] = bigger
+
+    @property
+    def ahead(self) -> int:
+        """Rows that there is room for from the first one on: pages of a host take memory once they are used."""
+        row = sum(x.nbytes for x in self.template.values())
+        return RESERVED // max(row, 1) if self.home.type == "cpu" else 0
 
     def state(self) -> Tree:
         """The written rows, as views of the bank, and whose they are."""
@@ -263,6 +272,12 @@ def check_saved_names(saved: Tree, names: set[str]) -> None:
             f"the checkpoint holds client state {sorted(saved)} where this run needs {sorted(names)}; "
             "resume with the method, the kind of bank (memory or disk) and the release that it was saved with"
         )
+
+
+@operation
+def put_rows(rows: Tensor, index: Tensor, new: Tensor) -> None:
+    """rows[index] = new."""
+    rows.index_copy_(0, index, new)
 
 
 @operation

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparing.core.operation import operation
 from sparing.core.parcel import Leaf, Parcel, client_count, parcel_row
+from sparing.core.reduce import count_true
 from sparing.wire import index
 from sparing.wire.index import Number, packed_size
 from sparing.wire.section import CODES, write_leaf
@@ -152,7 +153,7 @@ def index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
 
 
 def _count_mask(mask: Mask) -> index.IndexSizes:
-    kept = mask.bits.sum(1).cpu().numpy()
+    kept = count_true(mask.bits).cpu().numpy()
     return index.IndexSizes(np.zeros_like(kept), kept)
 
 
@@ -163,7 +164,7 @@ def _measure_mask(mask: Mask) -> index.IndexSizes:
     if alive is None:
         universe = torch.full((rows,), n, device=bits.device)
     else:
-        universe, bits, alive = alive.sum(1).expand(rows), bits.expand(rows, n), alive.expand(rows, n)
+        universe, bits, alive = count_true(alive).expand(rows), bits.expand(rows, n), alive.expand(rows, n)
     step = max(1, POSITIONS // max(n, 1))
     parts = []
     for start in range(0, rows, step):

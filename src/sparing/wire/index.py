@@ -344,7 +344,7 @@ def index_bytes(bits: Tensor, universe: Tensor) -> IndexSizes:
     >>> index_bytes(torch.tensor([True, True, False, True]), torch.tensor([2, 2])).size
     array([0, 1])
     """
-    places = bits.nonzero()[:, 0]
+    places = places_of(bits)
     if not len(places):
         return IndexSizes(*np.zeros((2, len(universe)), np.int64))
     stop = universe.cumsum(0)
@@ -358,6 +358,12 @@ def index_bytes(bits: Tensor, universe: Tensor) -> IndexSizes:
         far = torch.from_numpy(low).to(kept.device)
         quotients = quotient_sums(places, stop - universe, upto, kept, far).cpu().numpy()
     return sizes_from(there, kept_there, last, quotients)
+
+
+@operation
+def places_of(bits: Tensor) -> Tensor:
+    """Where a row of booleans is true, `[n]` int64."""
+    return bits.nonzero()[:, 0]
 
 
 def rice_of(kept: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from sparing.accel.compiled.compile import compiled
+from sparing.accel.compiled.host_rows import deal_rows, rows_of
+from sparing.accel.compiled.tree_loops import multiply_codes
 from sparing.parts.code import dead_zone
 from sparing.parts.code.dead_zone import DEAD, TOP
 
@@ -34,6 +36,17 @@ def round_rows(rows: np.ndarray, steps: np.ndarray, up: float, out: np.ndarray) 
             size = math.floor(abs(rows[k, i]) / step + up)
             code = np.int8(size) if size < TOP else np.int8(TOP)
             out[k, i] = -code if rows[k, i] < 0 else code
+
+
+def compiled_values_of_codes(codes: Tensor, step_K: Tensor) -> Tensor:
+    """`dead_zone.values_of_codes`."""
+    if codes.device.type != "cpu" or codes.dtype != torch.int8 or step_K.dtype != torch.float32:
+        return dead_zone.values_of_codes.plain(codes, step_K)
+    codes = codes if codes.is_contiguous() else codes.contiguous()
+    out = torch.empty(codes.shape)
+    given = rows_of(codes), step_K.expand(len(codes)).contiguous().numpy(), rows_of(out)
+    deal_rows(lambda first, last: multiply_codes(*given, first, last), len(given[0]), codes.numel())
+    return out
 
 
 def compiled_rounded(x: Tensor, bits: int) -> Tensor:

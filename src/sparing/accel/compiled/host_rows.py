@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -48,8 +49,9 @@ def deal_rows(loop: Callable[[int, int], object], rows: int, numbers: int) -> No
     if threads < 2:
         loop(0, rows)
         return
-    cuts = [rows * i // threads for i in range(threads + 1)]
-    others = [host_workers().submit(loop, *cut) for cut in zip(cuts[1:-1], cuts[2:], strict=True)]
-    loop(*cuts[:2])
+    cuts = pairwise([rows * i // threads for i in range(threads + 1)])
+    first = next(cuts)
+    others = [host_workers().submit(loop, *cut) for cut in cuts]
+    loop(*first)
     for other in others:
         other.result()

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparing.accel.compiled import sum_loops, tree_loops
+from sparing.accel.compiled import select_loops, sum_loops, tree_loops
 from sparing.accel.compiled.host_rows import bits_of, deal_rows, mask_rows, on_host, rows_of
 from sparing.core.reduce import Term
 from sparing.core.tree import flat
@@ -107,6 +107,15 @@ def total_of_rows(x: Tensor) -> Tensor | None:
     return out
 
 
+def peaks_of_rows(x: Tensor) -> Tensor | None:
+    if x.numel() < MANY or not on_host(x):
+        return None
+    bits, out = bits_of(x), torch.empty(len(x))
+    seen = out.numpy().view(np.int32)
+    deal_rows(lambda first, last: tree_loops.largest_bits(bits, seen, first, last), len(bits), x.numel())
+    return out if len(bits) == len(x) else out[:1].expand(len(x))
+
+
 SUMMED = (torch.float32, torch.float64)
 SHORT = 64
 """Numbers of a row up to which operations of torch on all rows together are quicker."""
@@ -130,6 +139,23 @@ def dots_of_rows(terms: list[Term], k: int) -> Tensor | None:
     return out.permute(1, 2, 0)
 
 
+def largest_of_host_rows(x: Tensor, k: int | Tensor, keep: bool = False) -> tuple[Tensor, Tensor] | None:
+    """Which entries are the largest, so many in each row, and these where they are to be kept."""
+    if x.numel() < MANY or not on_host(x):
+        return None
+    rows = bits_of(x)
+    rows = np.broadcast_to(rows, (len(x), rows.shape[1])).copy() if len(rows) < len(x) else rows
+    mask, kept = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(x.shape if keep else (len(x), 0))
+    count = torch.as_tensor(k).expand(len(x)).long().contiguous().numpy()
+    given, fine = (rows, count, rows_of(mask), bits_of(kept)), [True] * len(x)
+
+    def choose(first: int, last: int) -> None:
+        fine[first] = select_loops.largest_of_rows(*given, first, last)
+
+    deal_rows(choose, len(x), x.numel())
+    return (mask.view(torch.bool), kept) if all(fine) else None
+
+
 def structure_sums(u: Tensor) -> tuple[Tensor, Tensor] | None:
     """Sums of |u| over every row and every column of `[K, F, C]`."""
     if type(u) is not Tensor or u.dtype not in SUMMED or u.ndim != 3 or max(u.shape[1:]) > sum_loops.BLOCK:
@@ -139,6 +165,18 @@ def structure_sums(u: Tensor) -> tuple[Tensor, Tensor] | None:
     given = x, filters.numpy(), channels.numpy()
     deal_rows(lambda first, last: sum_loops.sum_structures(*given, first, last), len(u), u.numel())
     return filters, channels
+
+
+def kept_structures(value: Tensor, filters: Tensor, channels: Tensor) -> Tensor | None:
+    """Values `[K, F, C, ...]`, zero outside of these filters, `[K, F, 1, ...]`, and channels, `[K, 1, C, ...]`."""
+    if value.numel() < MANY or not on_host(value) or not len(value) == len(filters) == len(channels):
+        return None
+    out = torch.empty_like(value, memory_format=torch.contiguous_format)
+    k, f, c = value.shape[:3]
+    x, o = (bits_of(part).reshape(k, f, c, -1) for part in (value, out))
+    given = x, rows_of(filters).view(np.int8), rows_of(channels).view(np.int8), o
+    deal_rows(lambda first, last: tree_loops.keep_crossings(*given, first, last), k, value.numel())
+    return out
 
 
 def write_rows(rows: Tensor, place: np.ndarray, new: Tensor) -> bool:

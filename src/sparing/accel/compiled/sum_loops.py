@@ -1,4 +1,4 @@
-"""Row-exact sums in one pass: the additions of `core.reduce.total`, in its order, without anything written in between."""
+"""Row-exact sums in one pass: the additions of `core.reduce.total`, in its order, with nothing written in between."""
 
 import numpy as np
 
@@ -157,7 +157,7 @@ def multiply_rows(
 def sum_structures(x: np.ndarray, filters: np.ndarray, channels: np.ndarray, first: int, last: int) -> None:
     """Sums of magnitudes in every row and in every column of x `[K, F, C]`, of at most `BLOCK` of each."""
     rows, columns = x.shape[1:]
-    size, pad = np.empty(columns), np.empty(columns)
+    size = np.empty(columns)
     lanes = lanes_of(rows)
     lane = np.empty((lanes, columns))
     for k in range(first, last):
@@ -172,9 +172,7 @@ def sum_structures(x: np.ndarray, filters: np.ndarray, channels: np.ndarray, fir
             else:
                 for j in range(columns):
                     into[j] += size[j]
-            for j in range(columns):
-                pad[j] = size[j]
-            filters[k, i] = sum_up(pad, columns)
+            filters[k, i] = sum_up(size, columns)
         wide = min(lanes, rows)
         while wide > 1:
             half = 1

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparing.core.operation import operation
-from sparing.core.tree import column, flat
+from sparing.core.reduce import peaks
+from sparing.core.tree import column
 
 TOP = 127
 """The largest code."""
@@ -28,11 +29,15 @@ def codes_of(values: Tensor, step_K: Tensor) -> Tensor:
     return torch.where(values < 0, -size, size).to(torch.int8)
 
 
+@operation
+def values_of_codes(codes: Tensor, step_K: Tensor) -> Tensor:
+    """Code times step, in the step's precision."""
+    return codes * column(step_K, codes)
+
+
 def reaching(step_K: Tensor, values: Tensor) -> Tensor:
     """The step as float32 `[K]`, longer where the largest code would not reach the largest value."""
-    if values[0].numel() == 0:
-        return step_K.float()
-    return torch.maximum(step_K, flat(values).abs().amax(1) * (1 / TOP)).float()
+    return torch.maximum(step_K, peaks(values) * (1 / TOP)).float()
 
 
 def digits(terms: int) -> int:

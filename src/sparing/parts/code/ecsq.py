@@ -14,9 +14,9 @@ from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range
 from sparing.core.method import QUANTISES, Codec, View
 from sparing.core.parcel import Leaf, Parcel, Schema, sent_mask
-from sparing.core.reduce import total
-from sparing.core.tree import Layout, Tree, column, flat
-from sparing.parts.code.dead_zone import codes_of, reaching
+from sparing.core.reduce import Term, dots, peaks
+from sparing.core.tree import Layout, Tree
+from sparing.parts.code.dead_zone import codes_of, reaching, values_of_codes
 
 
 def ecsq_codec(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
@@ -42,7 +42,7 @@ def ecsq_codec(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
         for name in leaves.keys() & params:
             leaf = leaves[name]
             assert leaf.scale is not None
-            value = (leaf.value * column(leaf.scale[:, 0], leaf.value)).to(layout.dtypes[name])
+            value = values_of_codes(leaf.value, leaf.scale[:, 0]).to(layout.dtypes[name])
             leaves[name] = leaf._replace(value=value, scale=None, bits=32, tight=False)
         return Parcel(leaves, parcel.notes)
 
@@ -58,11 +58,9 @@ def ecsq_codec(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
 
 def _step_for(leaves: list[Leaf], multiple: float) -> Tensor:
     """`multiple` root mean squares of what these leaves send, and no more than the largest value, `[K]` float64."""
-    rows = [flat(leaf.value.double()) for leaf in leaves]
     count = sum((_entries_sent(leaf) for leaf in leaves), torch.zeros((), dtype=torch.int64))
-    square = sum((total(x.square()) for x in rows), torch.zeros(()))
-    whole = torch.cat(rows, 1)
-    peak = whole.abs().amax(1) if whole.shape[1] else torch.zeros_like(whole[:, :0].sum(1))
+    square = sum(dots([Term(leaf.value) for leaf in leaves], len(leaves[0].value))[0].unbind(1), torch.zeros(()))
+    peak = torch.stack([peaks(leaf.value).double() for leaf in leaves]).amax(0)
     return torch.minimum(multiple * (square / count.clamp(min=1)).sqrt(), peak)
 
 

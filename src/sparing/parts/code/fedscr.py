@@ -8,7 +8,6 @@ so F + C bits say which blocks follow. Keeping what was left out is the task of 
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -21,7 +20,7 @@ from sparing.core.method import FIXED, SPARSIFIES, Codec, Form, Meter, Report, S
 from sparing.core.operation import operation
 from sparing.core.ops import constants
 from sparing.core.parcel import Leaf, Parcel, Schema, client_count, sent_mask
-from sparing.core.reduce import total
+from sparing.core.reduce import count_true, total
 from sparing.core.tree import Layout, Tree, cleared, flat
 
 MODES = ("absolute", "relative", "budget")
@@ -47,7 +46,7 @@ def structured_codec(
             here, _chosen_structures([leaves[name] for name in here], bar, mode), strict=True
         ):
             leaf = leaves[name]
-            value = cleared(leaf.value, filters & channels)
+            value = keep_structures(leaf.value, filters, channels)
             leaves[name] = leaf._replace(value=value, keep=(*leaf.keep, filters, channels))
         if adaptive:
             notes |= _reported_of_itself({name: leaves[name].value for name in here}, view)
@@ -120,6 +119,12 @@ def _chosen_structures(leaves: list[Leaf], bar: Bar, mode: str) -> list[tuple[Te
         (next(parts).reshape(k, f, 1, *[1] * len(kernel)), next(parts).reshape(k, 1, c, *[1] * len(kernel)))
         for k, f, c, *kernel in shapes
     ]
+
+
+@operation
+def keep_structures(value: Tensor, filters: Tensor, channels: Tensor) -> Tensor:
+    """The value with zeros in every filter and every channel that is not sent."""
+    return cleared(value, filters & channels)
 
 
 @operation
@@ -198,18 +203,30 @@ def _pruned_shares(parcel: Parcel, names: list[str]) -> Tensor:
     device = next((leaf.value.device for leaf in parcel.leaves.values()), torch.device("cpu"))
     leaves, k = [parcel.leaves.get(name) for name in names], client_count(parcel)
     shared, came = (
-        torch.stack([_count_true(leaf, mask_of, device).expand(k) for leaf in leaves], dim=1).double()
-        for mask_of in (lambda leaf: leaf.scope, sent_mask)
+        torch.stack([count(leaf, device).expand(k) for leaf in leaves], dim=1).double()
+        for count in (_count_shared, _count_sent)
     )
     return 1 - torch.cat([came, came.sum(1, keepdim=True)], 1) / torch.cat([shared, shared.sum(1, keepdim=True)], 1)
 
 
-def _count_true(leaf: Leaf | None, mask_of: Callable[[Leaf], Tensor | None], device: torch.device) -> Tensor:
-    """True entries of a mask that broadcasts to the value, `[K or 1]` int64; of a leaf that is not there, 0."""
-    if leaf is None:
-        return constants((0,), device)
-    mask, n = mask_of(leaf), math.prod(leaf.value.shape[1:])
-    return constants((n,), device) if mask is None else flat(mask).sum(1) * (n // math.prod(mask.shape[1:]))
+def _count_shared(leaf: Leaf | None, device: torch.device) -> Tensor:
+    """How many entries could come, `[K or 1]` int64; of a leaf that is not there, 0."""
+    return constants((0,), device) if leaf is None else _count_where(leaf.scope, leaf, device)
+
+
+def _count_sent(leaf: Leaf | None, device: torch.device) -> Tensor:
+    """How many came; where nothing but filters and channels was chosen, one count times the other."""
+    if leaf is None or leaf.scope is not None or len(leaf.keep) != 2:
+        return constants((0,), device) if leaf is None else _count_where(sent_mask(leaf), leaf, device)
+    blocks = math.prod(leaf.value.shape[1:3])
+    filters, channels = (count_true(keep) for keep in leaf.keep)
+    return filters * channels * (math.prod(leaf.value.shape[1:]) // max(blocks, 1))
+
+
+def _count_where(mask: Tensor | None, leaf: Leaf, device: torch.device) -> Tensor:
+    """True entries of a mask that broadcasts to the value."""
+    n = math.prod(leaf.value.shape[1:])
+    return constants((n,), device) if mask is None else count_true(mask) * (n // math.prod(mask.shape[1:]))
 
 
 def pruned_share(layout: Layout, dense: bool) -> Meter:

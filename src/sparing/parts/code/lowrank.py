@@ -22,12 +22,11 @@ from sparing.parts.code.budget.matrices import (
     JOIN,
     SLOPE,
     Matrix,
+    add_components,
     as_matrix_shape,
-    component_product,
     components_by_root,
     factor_codes,
     joint_name,
-    matrix_as_weight,
     strongest_components,
     weight_as_matrix,
     worthy_components,
@@ -108,9 +107,9 @@ def decode_components(plan: ComponentPlan, parcel: Parcel, ctx: Ctx) -> Parcel:
             leaves[key] = leaf
         elif factor == "/p":
             assert leaf.scale is not None
-            value = component_product(leaf.value, parcel.leaves[f"{name}/q"].value, leaf.scale[:, 0])
-            value = matrix_as_weight(value, plan.matrices[name], plan.layout.shapes[name])
-            leaves[name] = Leaf(value.to(plan.layout.dtypes[name]))
+            value = leaf.value.new_zeros(len(leaf.value), *plan.layout.shapes[name], dtype=plan.layout.dtypes[name])
+            add_components(value, leaf.value, parcel.leaves[f"{name}/q"].value, leaf.scale[:, 0], plan.matrices[name])
+            leaves[name] = Leaf(value)
     return Parcel(leaves, parcel.notes)
 
 

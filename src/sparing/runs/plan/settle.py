@@ -235,7 +235,7 @@ def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort:
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     chunk, threads = plan.chunk, plan.threads
     if chunk == "auto":
-        cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.method.up)
+        cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.looks_at_updates)
         most = _most_clients_at_once(path, plan, job, cohort, step)
         chunk = max(1, min(most, _CACHE_CHUNKS[path] if cached else 256))
     if threads == "auto":

@@ -23,11 +23,12 @@ from sparing.core.method import TURNS, Codec, Trait, View
 from sparing.core.operation import operation
 from sparing.core.parcel import Leaf, Parcel, Schema, Spec, parcel_row, sent_mask
 from sparing.core.threads import intra_op
-from sparing.core.tree import Layout, Tree, column, flat
+from sparing.core.tree import Layout, Tree, flat
 from sparing.parts.code.budget.byte_search import fitted
 from sparing.parts.code.budget.matrices import (
     JOIN,
     Matrix,
+    add_components,
     as_matrix_shape,
     component_product,
     components_by_root,
@@ -39,7 +40,7 @@ from sparing.parts.code.budget.matrices import (
 )
 from sparing.parts.code.budget.rate_distortion import NOTCHES, NOTHING, Choice, judged, largest_value, notch, piece
 from sparing.parts.code.budget.subspace import Components
-from sparing.parts.code.dead_zone import codes_of
+from sparing.parts.code.dead_zone import codes_of, values_of_codes
 from sparing.wire import nbytes
 
 By = Literal["best", "values", "components"]
@@ -193,10 +194,10 @@ def decode_chosen(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> Parcel:
             for name, x in zip(names, values, strict=True):
                 leaves[name] = Leaf(x.reshape(len(x), *plan.shapes[name]).to(plan.layout.dtypes[name]))
         elif name in plan.shapes:
-            value = leaf.value * column(steps[:, 1], leaf.value)
+            value = values_of_codes(leaf.value, steps[:, 1])
             if f"{name}/p" in parcel.leaves:
                 p, q = (parcel.leaves[f"{name}/{side}"].value for side in "pq")
-                value += matrix_as_weight(component_product(p, q, steps[:, 0]), plan.matrices[name], plan.shapes[name])
+                add_components(value, p, q, steps[:, 0], plan.matrices[name])
             steps = steps[:, 2:]
             leaves[name] = Leaf(value.to(plan.layout.dtypes[name]), leaf.scope, told=leaf.told)
         elif name not in plan.factors and name != STEPS:

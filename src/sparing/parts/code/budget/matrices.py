@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
+from sparing.core.operation import operation
 from sparing.core.tree import cleared, column
 from sparing.parts.code.budget.subspace import Components, strongest_subspace
 from sparing.parts.code.dead_zone import codes_of, digits, rounded
@@ -99,14 +100,20 @@ def factor_codes(p: Tensor, q: Tensor, step_K: Tensor) -> tuple[Tensor, Tensor, 
     return cleared(a, keep), cleared(b, keep), keep
 
 
-def fitting_matrix(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The codes as float64, a divided by sqrt(|a| |b|)."""
+def fitting_matrix(a: Tensor, b: Tensor, rank: int | None = None) -> tuple[Tensor, Tensor]:
+    """The codes as float64, a divided by sqrt(|a| |b|); `rank` where some of so many, that are zero, were left out."""
     a, b = a.double(), b.double()
     size = (a.square().sum(2) * b.square().sum(2)).sqrt().sqrt()[:, :, None]
-    return rounded(a / torch.where(size > 0, size, 1.0), digits(a.shape[1])), b
+    return rounded(a / torch.where(size > 0, size, 1.0), digits(rank or a.shape[1])), b
 
 
-def component_product(a: Tensor, b: Tensor, step_K: Tensor) -> Tensor:
+def component_product(a: Tensor, b: Tensor, step_K: Tensor, rank: int | None = None) -> Tensor:
     """D a b^T / sqrt(|a| |b|) added up, `[K, rows, columns]` float64; the sums are exact."""
-    a, b = fitting_matrix(a, b)
+    a, b = fitting_matrix(a, b, rank)
     return column(step_K, a) * (a.mT @ b)
+
+
+@operation
+def add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how: Matrix) -> None:
+    """value `[K, *shape]` += what these components add up to, rounded once."""
+    value += matrix_as_weight(component_product(a, b, step_K), how, tuple(value.shape[1:]))
