@@ -122,9 +122,13 @@ def test_epsilon_counts_those_asked(tmp_path):
     assert over.epsilon > plain.epsilon
 
 
-def test_clients_are_shown_a_model_only_once_it_is_saved(tmp_path):
+EXACT = {"lora": {"targets": ["dense1", "head"], "rank": 1, "blend": "exact"}}
+
+
+@pytest.mark.parametrize("method", ["personal+topk", [EXACT, {"personal": {"layers": ["head"]}}]], ids=str)
+def test_clients_are_shown_a_model_only_once_it_is_saved(method, tmp_path):
     """A server that dies while it evaluates goes on with the evaluation, and the same round is not played again."""
-    study = study_with("personal+topk", **STUDY | {"evaluate": {"every": 2}}, network={"evaluate": "clients"})
+    study = study_with(method, **STUDY | {"evaluate": {"every": 2}}, network={"evaluate": "clients"})
     federated = Federated(study, tmp_path / "federated")
 
     class Dies(Exception):

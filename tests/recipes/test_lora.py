@@ -96,9 +96,34 @@ def test_what_goes_on_in_coordinates_works_where_they_last(blend, rest):
     both_engines([adapters(blend=blend), *rest.split("+")])
 
 
-@pytest.mark.parametrize("method", [["psfed", adapters(blend="exact")], [adapters(blend="exact"), "ditto", "topk"]])
-def test_before_exact_and_after_it_is_the_same(method):
-    both_engines(method, rounds=3)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        ["ditto", "topk"],
+        ["local"],
+        ["pfedsim"],
+        [{"norm-bound": {"bound": 0.5}}],
+        [{"personal": {"layers": ["head"]}}],
+        [{"psfed": {"fraction": 0}}],
+        [{"psfed": {"fraction": 0.5, "start": 0.0, "warmup": 2}}],
+    ],
+    ids=str,
+)
+def test_exact_beside_what_keeps_weighs_or_bounds(rest):
+    both_engines([adapters(blend="exact"), *rest], rounds=3)
+    if rest[0] in ("ditto", "local"):
+        both_engines([*rest, adapters(blend="exact")], rounds=3)
+
+
+@pytest.mark.parametrize("blend", ["exact", "stack"])
+def test_whoever_vanishes_misses_what_was_merged_meanwhile(blend):
+    fleet = {"dropout": 0.3, "available": 0.7}
+    who = {"who": ["global", "before", "after"], "every": 2}
+    both_engines([adapters(blend=blend), "int8"], rounds=5, sample=3, fleet=fleet, evaluate=who)
+
+
+def test_kept_momentum_goes_on_under_exact():
+    both_engines([adapters(blend="exact")], local={**QUICK["local"], "velocity": "kept"}, rounds=3)
 
 
 def test_what_is_merged_is_everyones_and_no_clients_own():
@@ -142,8 +167,10 @@ def test_what_is_merged_is_resumed(engine, blend, tmp_path):
 
 
 @pytest.mark.accel
-def test_stacked_clients_agree_within_rounding():
-    plain, fast = (play([adapters()], plan={"path": path}) for path in ("loop", "stacked"))
+@pytest.mark.parametrize("blend", ["average", "exact", "stack"])
+def test_stacked_clients_agree_within_rounding(blend):
+    plain, fast = (play([adapters(blend=blend)], plan={"path": path}) for path in ("loop", "stacked"))
+    assert fast.down_bytes == plain.down_bytes
     for name, x in plain.model.items():
         assert torch.allclose(fast.model[name], x, rtol=1e-3, atol=1e-4), name
 
@@ -287,6 +314,7 @@ def test_numbers_out_of_range():
         ([adapters(CNN, blend="exact"), "ef21"], "drop 'lora.blend: exact'"),
         ([adapters(CNN, blend="exact"), "dp"], "dp"),
         ([adapters(CNN, blend="exact"), "median"], "collecting blend"),
+        ([adapters(CNN, blend="exact"), {"psfed": {"fraction": 0, "sync": 3}}], "rounds of psfed.fraction 0"),
         ([adapters(CNN, blend="padded"), "stein"], "weighs clients in every layer by itself, but 'stein'"),
         ([adapters(CNN, blend="padded"), "fedsim"], "weighs clients in every layer by itself"),
         ([adapters(CNN, blend="padded"), "median"], "collecting blend"),

@@ -46,10 +46,16 @@ def are_secret(job: Job) -> bool:
 def write_model(job: Job, server: Server, whose: Whose, ctx: Ctx) -> bytes:
     """The body of a letter to one client (K = 1)."""
     if whose == Whose.GLOBAL:
-        down = Parcel({name: Leaf(server.model[name]) for name in job.method.layout.shapes}, {})
+        down = Parcel({name: Leaf(server.model[name]) for name in _global_names(job)}, {})
     else:
         down = outgoing(job.method, server, ctx)
     return bytes([whose]) + to_bytes(down, 0, _about(ctx))
+
+
+def _global_names(job: Job) -> list[str]:
+    """What the server has of the model: not what a method has put beside it that stays with the clients."""
+    method = job.method
+    return [name for name in method.layout.shapes if name not in method.layout.extra & method.share.private]
 
 
 def scores_of_client(job: Job, state: Tree, body: bytes, ctx: Ctx) -> bytes:
@@ -61,7 +67,7 @@ def scores_of_client(job: Job, state: Tree, body: bytes, ctx: Ctx) -> bytes:
     whose = Whose(body[0])
     if whose == Whose.GLOBAL:
         layout = job.method.layout
-        leaves = {name: Spec(layout.shapes[name], layout.dtypes[name]) for name in layout.shapes}
+        leaves = {name: Spec(layout.shapes[name], layout.dtypes[name]) for name in _global_names(job)}
         got = from_bytes(memoryview(body)[1:], Schema(leaves, {}, _about(ctx)))
         model, whole = job.model, job.network({name: leaf.value for name, leaf in got.leaves.items()})
     else:

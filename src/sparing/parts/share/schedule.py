@@ -10,7 +10,7 @@ from sparing.core.context import Ctx
 from sparing.core.errors import ConfigError, check_range, nearest_name
 from sparing.core.method import Blended, Report, Share
 from sparing.core.parcel import Cut, Cuts
-from sparing.core.tree import Layout, Tree, column
+from sparing.core.tree import Layout, Tree
 
 FAR = 1 << 40  # a round after every warm-up
 RAMPS: dict[str, Callable[[float], float]] = {
@@ -76,8 +76,9 @@ def partial_share(layout: Layout, part: Share, count: Callable[[int], int], sync
         if not idle(ctx.round):
             return cuts
         new_K = ctx.placed(torch.zeros(1, dtype=torch.bool) if ctx.first is None else ctx.first)
-        buffers = {name: Cut(column(new_K, model[name]).expand(-1, *layout.shapes[name])) for name in layout.buffers}
-        return cuts | {name: cut for name, cut in buffers.items() if name in cuts}
+        shapes = {name: layout.shapes[name] for name in layout.buffers if name in cuts}
+        ends = {name: new_K.reshape(-1, *[1] * len(shape)) for name, shape in shapes.items()}
+        return cuts | {name: Cut(ends[name].expand(-1, *shape)) for name, shape in shapes.items()}
 
     def up(got: Cuts, ctx: Ctx) -> Cuts:
         return {} if idle(ctx.round) else now(ctx.round).up(got, ctx)

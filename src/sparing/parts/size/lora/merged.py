@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from sparing.core.compose import broadcast_by, join_shares_beside
+from sparing.core.compose import broadcast_by, join_shares_beside, with_rule
 from sparing.core.context import Ctx
+from sparing.core.errors import MethodError
 from sparing.core.method import LOSSLESS, Broadcast, Codec, Method, Share, View
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, Spec
 from sparing.core.threads import intra_op
@@ -53,7 +54,17 @@ def with_merged(method: Method) -> Method:
         share=join_shares_beside(method.share, beside)._replace(up=up),
         extra=extra,
     )
-    return broadcast_by(method, Broadcast((products_codec(shapes),), memory=False, seeded=True, over=names))
+    method = broadcast_by(method, Broadcast((products_codec(shapes),), memory=False, seeded=True, over=names))
+    return with_rule(method, refuse_rounds_without)
+
+
+def refuse_rounds_without(method: Method) -> None:
+    """A rule: who is served must get what was merged, or miss it for good."""
+    if method.share.most == 0 and method.share.syncs:
+        raise MethodError(
+            "lora.blend adds to everyone's base, but rounds of psfed.fraction 0 send nothing of that, and the next "
+            "psfed.sync does; share a part in every round, or set lora.blend to average"
+        )
 
 
 def change_of(path: str, pair: Pair) -> Tree:
