@@ -15,6 +15,8 @@ from PIL import Image
 
 import sparing
 from sparing.core.registry import REGISTRY, known_recipes
+from sparing.runs.start import start_run
+from sparing.runs.study import load_study
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "quickstart.ipynb"
@@ -54,6 +56,14 @@ def test_a_task_of_ones_own(printed):
     error, kilobytes = ([float(row.split()[i]) for row in (fedavg, sparse)] for i in (-4, -3))
     assert max(error) < 0.1, "it learns the curve"
     assert kilobytes[1] < kilobytes[0] / 3
+
+
+def test_texts_by_client(monkeypatch):
+    """In three rounds instead of ten, from the folder of the repository, as its first lines say."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    study = load_study("examples/texts.yaml", ["rounds=3"])
+    perplexity = start_run(study).metric("perplexity")
+    assert perplexity[-1] < perplexity[0] < 97
 
 
 def test_five_methods_are_compared(printed, tmp_path):

@@ -25,6 +25,7 @@ from sparing.train.working_copy import (
     device_of_tree,
     gathered_samples,
     load_row,
+    samples_at_once,
     working_copy,
 )
 
@@ -189,7 +190,7 @@ def _scores(
         output = call_model(work.module, to_network_input(gathered_samples(x, place, work)))
         return scored_batch(loss, output, y.index_select(0, place).to(work.device), keep)
 
-    batches = places.to(x.device).tensor_split(-(-len(places) // work.width) or 1)
+    batches = places.to(x.device).tensor_split(-(-len(places) // samples_at_once(work, x)) or 1)
     return _joined_scores(spread([place for place in batches if len(place)], score))
 
 

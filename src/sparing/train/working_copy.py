@@ -10,11 +10,15 @@ from torch import Tensor, nn
 from sparing.core.errors import ConfigError, nearest_name
 from sparing.core.method import Phase
 from sparing.core.tree import Tree
-from sparing.data.inputs import Inputs, SomeSamples
+from sparing.data.inputs import Inputs, Samples, SomeSamples
 from sparing.train.keyed_layers import KeyedStep, hook_keyed_layers
 
 EVALUATED_AT_ONCE = 512
 """Samples in a batch of evaluation, at most."""
+
+
+_EVALUATED_BYTES = 1 << 28
+"""Of the widest layer's outputs for them, where samples are tokens."""
 
 
 def _as_it_is(x: Tensor) -> Tensor:
@@ -120,6 +124,21 @@ def gathered_samples(x: SomeSamples, places: Tensor, work: WorkingCopy) -> SomeS
     """These samples in fresh memory, as the module likes them laid out."""
     taken = x.index_select(0, places).to(work.device)
     return taken.map(work.lay_out) if isinstance(taken, Inputs) else work.lay_out(taken)
+
+
+def samples_at_once(work: WorkingCopy, x: Samples) -> int:
+    """How many samples to evaluate in one batch: of sequences of tokens fewer, as each has all outputs at every place.
+
+    >>> module = nn.Sequential(nn.Embedding(1000, 8), nn.Linear(8, 100_000))
+    >>> work = described_copy(module, KeyedStep(), torch.device("cpu"))
+    >>> samples_at_once(work, torch.zeros(9, 64, dtype=torch.int64)), samples_at_once(work, torch.zeros(9, 64))
+    (10, 512)
+    """
+    first = x.tensors[0] if isinstance(x, Inputs) else x
+    if first.is_floating_point() or first.ndim != 2:
+        return work.width
+    widest = max((one.out_features for one in work.module.modules() if isinstance(one, nn.Linear)), default=1)
+    return max(1, min(work.width, _EVALUATED_BYTES // (4 * first.shape[1] * widest)))
 
 
 def check_names(model: nn.Module, tree: Tree) -> None:

@@ -11,7 +11,7 @@ from sparing.data.dataset import to_network_input
 from sparing.train.evaluate import Scores, scored_batch
 from sparing.train.losses import Loss
 from sparing.train.model_call import call_with_state
-from sparing.train.working_copy import WorkingCopy, gathered_samples
+from sparing.train.working_copy import WorkingCopy, gathered_samples, samples_at_once
 
 
 def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, ids: Tensor, keep: bool) -> Scores:
@@ -24,7 +24,7 @@ def stacked_scores(work: WorkingCopy, loss: Loss, models: Tree, data: Clients, i
     run = vmap(lambda state, x: call_with_state(work.module, state, x))
     rows = {name: models[name].expand(k, *x.shape) for name, x in work.state.items()}
     parts = []
-    for place in places.split(max(1, work.width // k), dim=1):
+    for place in places.split(max(1, samples_at_once(work, data.x) // k), dim=1):
         x = to_network_input(gathered_samples(data.x, place.reshape(-1), work)).unflatten(0, place.shape)
         target = data.y.index_select(0, place.reshape(-1)).to(work.device)
         marks = scored_batch(loss, tree_map(lambda out: out.flatten(0, 1), run(rows, x)), target, keep)
