@@ -5,7 +5,8 @@ cnn         pfl's CIFAR-10 network, 1,000 clients x 50 images; 10 a round on a C
 digits      scikit-learn's digits, 20 clients, 8 a round, a small CNN
 
 Whole runs, as `sparing.run` plays them: every round is evaluated and one upload is really written and compared.
-A row is the median over repetitions of the mean time of a run's rounds after the first few, and its ratio to FedAvg's.
+A row is the median over repetitions of the mean time of a run's rounds after the first few, and its ratio to FedAvg's;
+then the same of processor time, which says more where other programs run beside it.
 
     python benchmarks/codec_costs.py [--shapes superclass cnn] [--device cuda] [--plan precision=bf16] [--repeats 5]
 """
@@ -56,11 +57,17 @@ def task_of(shape: str, device: str) -> tuple[Any, dict[str, Any]]:
     return task, {"sample": sample, "local": {"epochs": 1, "batch": 32 if large else 10, "lr": 0.05}}
 
 
-def seconds_a_round(task: Any, method: Any, rounds: int, study: dict[str, Any]) -> float:
-    marks: list[float] = []
+def seconds_a_round(task: Any, method: Any, rounds: int, study: dict[str, Any]) -> tuple[float, float]:
+    """On the clock, and of the processor, its cores added up."""
+    marks: list[tuple[float, float]] = []
     total = rounds + SKIPPED
-    sparing.run(task, method, rounds=total, loggers=[lambda record: marks.append(time.perf_counter())], **study)
-    return (marks[-1] - marks[SKIPPED - 1]) / rounds
+
+    def mark(record: Any) -> None:
+        marks.append((time.perf_counter(), time.process_time()))
+
+    sparing.run(task, method, rounds=total, loggers=[mark], **study)
+    (began, spent), (ended, used) = marks[SKIPPED - 1], marks[-1]
+    return (ended - began) / rounds, (used - spent) / rounds
 
 
 def main() -> None:
@@ -76,7 +83,7 @@ def main() -> None:
     plan = {key: yaml.safe_load(value) for key, value in (item.split("=", 1) for item in args.plan)}
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.device}, {args.repeats} x {args.rounds} rounds")
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for shape in args.shapes:
         task, study = task_of(shape, args.device)
         study |= {"device": args.device, "plan": plan}
@@ -85,10 +92,11 @@ def main() -> None:
             for name in args.methods:
                 times[name].append(seconds_a_round(task, METHODS[name], args.rounds, study))
                 args.json.write_text(json.dumps(found, indent=1))
-        base = statistics.median(times[args.methods[0]])
+        base = [statistics.median(kind) for kind in zip(*times[args.methods[0]], strict=True)]
         for name, seconds in times.items():
-            ms = statistics.median(seconds)
-            print(f"{shape:11} {name:34} {1000 * ms:9.1f} ms  {ms / base:6.2f}x", flush=True)
+            clock, cpu = (statistics.median(kind) for kind in zip(*seconds, strict=True))
+            beside = f"{clock / base[0]:6.2f}x  processor {1000 * cpu:9.1f} ms  {cpu / base[1]:6.2f}x"
+            print(f"{shape:11} {name:34} {1000 * clock:9.1f} ms  {beside}", flush=True)
 
 
 if __name__ == "__main__":

@@ -181,13 +181,13 @@ def sent_by_each(d: Draw) -> tuple:
     return lambda k: Parcel({"w": Leaf(x[k : k + 1] * 2)}, {}), K, d.device
 
 
-def components(d: Draw, shape: tuple[int, ...]) -> tuple:
+def components(d: Draw, shape: tuple[int, ...], last: float = 1.0) -> tuple:
     """Of which some are zero, of one client all."""
     how = matrices.as_matrix_shape(shape, 6)
     assert how is not None
     a, b = ((d.normal(K, how.rank, n) * 40).to(torch.int8) for n in (how.rows, how.columns))
     a[:, 2], b[:, 4:], a[3] = 0, 0, 0
-    return d.normal(K, *shape), a, b, d.normal(K).abs(), how
+    return d.normal(K, *shape), a, b, d.normal(K).abs() * d.placed([1.0, 1.0, last, last, 1.0]), how
 
 
 def symmetric(d: Draw) -> tuple:
@@ -327,6 +327,7 @@ CASES: dict[tuple[object, str], Case] = {
     (dead_zone.values_of_codes, ""): lambda d: ((d.normal(K, 3, d.n) * 40).to(torch.int8), d.normal(K)),
     (dead_zone.values_of_codes, "turned"): lambda d: ((d.normal(K, d.n, 3) * 40).to(torch.int8).mT, d.normal(K)),
     (matrices.add_components, "dense"): lambda d: components(d, (90, 40)),
+    (matrices.add_components, "not a number"): lambda d: components(d, (90, 40), math.nan),
     (matrices.add_components, "conv"): lambda d: components(d, (9, 8, 5, 5)),
     (dead_zone.rounded, ""): lambda d: (d.normal(K, d.n).double() * d.placed([[0.0], [1.0], [3.0], [1e-9], [1e9]]), 20),
     (dead_zone.rounded, "turned"): lambda d: (d.normal(K, 9, d.n // 9).double().mT, 26),

@@ -29,7 +29,7 @@ def fast_add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how
         return
     for into, p, q, step in zip(value.split(1), a, b, step_K.expand(len(value)).split(1), strict=True):
         some = p.any(1)
-        if bool(some.any()):
+        if bool(some.any()) or not bool(step.isfinite()):  # which must not stay hidden
             product = matrices.component_product(p[some][None], q[some][None], step, len(p))
             into += matrices.matrix_as_weight(product, how, tuple(into.shape[1:]))
 

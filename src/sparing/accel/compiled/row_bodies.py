@@ -132,8 +132,9 @@ def dots_of_rows(terms: list[Term], k: int) -> Tensor | None:
     planes = 1 if terms[0].other is None else 3
     out = torch.empty(len(terms), planes, k, dtype=torch.float64)
     for into, (x, plus, minus, other, mask) in zip(out, terms, strict=True):
-        parts = [NONE if part is None else rows_of(part) for part in (plus, minus, other)]
-        given = rows_of(x), *parts, NO_MASK if mask is None else mask_rows(mask, x), into.numpy()
+        added, taken, beside = (NONE if part is None else rows_of(part) for part in (plus, minus, other))
+        here = NO_MASK if mask is None else mask_rows(mask, x)
+        given = rows_of(x), added, taken, beside, here, into.numpy()
         size = k * math.prod(x.shape[1:])
         deal_rows(lambda first, last, given=given: sum_loops.multiply_rows(*given, first, last), k, size)
     return out.permute(1, 2, 0)
@@ -183,5 +184,5 @@ def write_rows(rows: Tensor, place: np.ndarray, new: Tensor) -> bool:
     """Whether `rows[place] = new` was done."""
     if not on_host(rows, new) or not rows.is_contiguous():
         return False
-    tree_loops.put_rows(bits_of(new), place, bits_of(rows))
+    tree_loops.copy_rows_to(bits_of(new), place, bits_of(rows))
     return True

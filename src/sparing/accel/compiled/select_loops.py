@@ -25,7 +25,7 @@ def largest_of_rows(
     seen = np.empty(DIGITS, np.int64)
     for k in range(first, last):
         row, wanted = bits[k], min(count[k], n)
-        cut, ties = np.int32(1), n
+        cut, ties = 1, n
         if wanted <= 0:
             mask[k, :] = 0
             kept[k, :] = 0
@@ -33,12 +33,12 @@ def largest_of_rows(
         if wanted < n:
             some = look_above(row, bound_of_sample(row, wanted, seen), above)
             if some < wanted:
-                some = look_above(row, np.int32(0), above)
+                some = look_above(row, 0, above)
             cut, ties = cut_at(above, some, wanted, seen)
             if cut > INFINITE:
                 return False
             if cut == 0:
-                cut, ties = np.int32(1), n
+                cut, ties = 1, n
         mark_row(row, cut, ties, mask[k], kept[k])
     return True
 

@@ -78,6 +78,18 @@ def sum_rows(x: np.ndarray, out: np.ndarray, first: int, last: int) -> None:
 
 
 @compiled
+def _fill_lanes(lane: np.ndarray, some: np.ndarray) -> None:
+    for j in range(len(some)):
+        lane[j] = some[j]
+
+
+@compiled
+def _clear_lanes(lane: np.ndarray, there: np.ndarray) -> None:
+    for j in range(len(there)):
+        lane[j] = lane[j] if there[j] else 0.0
+
+
+@compiled
 def _add_products(a: np.ndarray, b: np.ndarray, lane: np.ndarray, wide: int, anew: bool) -> None:
     x, y, into = a[:wide], b[:wide], lane[:wide]
     if anew:
@@ -114,9 +126,7 @@ def multiply_rows(
             wide = min(lanes, m)
             for i in range(start, start + m, lanes):
                 to = min(i + lanes, start + m)
-                some = xs[i:to]
-                for j in range(len(some)):
-                    a[j] = some[j]
+                _fill_lanes(a, xs[i:to])
                 if adds:
                     more = ps[i:to]
                     for j in range(len(more)):
@@ -126,18 +136,12 @@ def multiply_rows(
                     for j in range(len(less)):
                         a[j] -= less[j]
                 if masked:
-                    there = here[i:to]
-                    for j in range(len(there)):
-                        a[j] = a[j] if there[j] else 0.0
+                    _clear_lanes(a, here[i:to])
                 _add_products(a, a, aa, to - i, i == start)
                 if both:
-                    other_part = os[i:to]
-                    for j in range(len(other_part)):
-                        b[j] = other_part[j]
+                    _fill_lanes(b, os[i:to])
                     if masked:
-                        there = here[i:to]
-                        for j in range(len(there)):
-                            b[j] = b[j] if there[j] else 0.0
+                        _clear_lanes(b, here[i:to])
                     _add_products(a, b, ab, to - i, i == start)
                     if fresh:
                         _add_products(b, b, bb, to - i, i == start)

@@ -160,7 +160,7 @@ def keep_crossings(
 
 
 @compiled
-def put_rows(x: np.ndarray, place: np.ndarray, out: np.ndarray) -> None:
+def copy_rows_to(x: np.ndarray, place: np.ndarray, out: np.ndarray) -> None:
     """out[place_k] = x_k."""
     for k in range(len(place)):
         row, o = x[min(k, len(x) - 1)], out[place[k]]
