@@ -7,9 +7,13 @@ import pytest
 import torch
 
 import sparing
+from net.federation import KEY, Federated, Simulated, study_with
 from sparing.core.errors import CheckpointError, ConfigError, DataError
 from sparing.data import load_dataset
 from sparing.models import build_network
+from sparing.net.terms import OwnCode, node_job, terms_of
+from sparing.runs.privacy.secret import Secret
+from sparing.runs.start import settle_study
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention, under vmap
@@ -132,6 +136,39 @@ def test_another_base_is_refused_when_a_run_goes_on(here):
     save_base(seed=1)
     with pytest.raises(CheckpointError, match="the initial model changed since the run began"):
         sparing.resume(here / "run")
+
+
+def federation(here, dtype="float32"):
+    task = {"data": save_texts(3), "model": {"hf:base": {"dtype": dtype}}}
+    study = study_with(LORA, task=task, sample=2, rounds=2, local=STUDY["local"], evaluate={"every": 2})
+    federated = Federated(study, here / "net")
+    federated.sets = federated.sets._replace(classes=WORDS)
+    return study, federated
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_over_a_network_each_node_has_the_base_on_its_own_disk(here, dtype):
+    """The same model as simulated, to the last bit; of the base, nothing travels."""
+    save_base()
+    save_words()
+    study, federated = federation(here, dtype)
+    simulated, served = Simulated(study, here / "run"), federated.run()
+    assert served.model_sha256 == simulated.result.model_sha256
+    assert federated.ledger == simulated.ledger
+    assert served.up_bytes < 4 * 3 * 2000
+
+
+def test_a_node_with_another_base_is_refused(here):
+    save_base()
+    save_words()
+    study, federated = federation(here)
+    job, _ = settle_study(study, federated.task)
+    terms, mine = terms_of(study, job, (16,), WORDS), federated.task.train.client(0)
+    secret = Secret(KEY).of_client(0)
+    assert node_job(terms, 0, mine, None, OwnCode(), secret).first_tensors.keys() == job.first_tensors.keys()
+    save_base(seed=1)
+    with pytest.raises(ConfigError, match=r"this node's initial model has SHA-256 .*, the server's"):
+        node_job(terms, 0, mine, None, OwnCode(), secret)
 
 
 def test_labelled_texts_with_a_padding_token(here):
