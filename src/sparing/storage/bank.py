@@ -175,7 +175,15 @@ class MemoryBank:
         if need <= have:
             return
         size = min(self.clients + 1, max(need, have * 3 // 2, self.ahead))
-        for name, x in self.rows.items():  # leaf by leaf: never the whole bank twice
+        try:
+            self.move_to(size)
+        except RuntimeError:  # address space may be limited too
+            size = min(self.clients + 1, max(need, have * 3 // 2))
+            self.move_to(size)
+
+    def move_to(self, size: int) -> None:
+        """So many rows each, leaf by leaf: never the whole bank twice."""
+        for name, x in self.rows.items():
             bigger = torch.empty(size, *x.shape[1:], dtype=x.dtype, device=x.device)
             bigger[: self.used] = x[: self.used]
             self.rows[name] = bigger

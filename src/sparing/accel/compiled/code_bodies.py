@@ -43,7 +43,7 @@ def compiled_values_of_codes(codes: Tensor, step_K: Tensor) -> Tensor:
     if codes.device.type != "cpu" or codes.dtype != torch.int8 or step_K.dtype != torch.float32:
         return dead_zone.values_of_codes.plain(codes, step_K)
     codes = codes if codes.is_contiguous() else codes.contiguous()
-    out = torch.empty(codes.shape)
+    out = step_K.new_empty(codes.shape)
     given = rows_of(codes), step_K.expand(len(codes)).contiguous().numpy(), rows_of(out)
     deal_rows(lambda first, last: multiply_codes(*given, first, last), len(given[0]), codes.numel())
     return out
