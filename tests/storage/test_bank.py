@@ -365,3 +365,13 @@ def test_a_bank_needs_no_more_address_space_than_its_rows(monkeypatch):
     assert bank.read(torch.arange(7))["w"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 0]
     with pytest.raises(RuntimeError, match="can't allocate"):
         bank.write(torch.arange(20, 40), {"w": torch.ones(1, 3), "v": torch.ones(1)})
+
+
+def test_a_bank_grows_as_it_is_written_where_torch_fills_new_tensors():
+    torch.use_deterministic_algorithms(True)
+    try:
+        bank = MemoryBank({"w": torch.zeros(1, 3)}, clients=1000)
+        bank.write(torch.arange(4), {"w": torch.ones(1, 3)})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(bank.rows["w"]) == 5
