@@ -188,7 +188,8 @@ def kept_structures(value: Tensor, filters: Tensor, channels: Tensor) -> Tensor 
         return None
     out = value.new_empty(value.shape)
     x, o = (part.detach().contiguous().view(k, f, c, -1).numpy().view(np.int32) for part in (value, out))
-    given = x, *(part.reshape(k, -1).contiguous().numpy().view(np.int8) for part in (filters, channels)), o
+    f_K, c_K = (part.reshape(k, -1).contiguous().numpy().view(np.int8) for part in (filters, channels))
+    given = x, f_K, c_K, o
     deal_rows(lambda first, last: tree_loops.keep_crossings(*given, first, last), k, value.numel())
     return out
 
