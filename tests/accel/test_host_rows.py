@@ -89,7 +89,8 @@ def test_gradients_come_through():
     squares = reduce.dots([Term(x)], 2).sum() + reduce.total(x).sum() + reduce.peaks(x).sum()
     moved = ops.increments({"w": x}, {"w": torch.zeros(1, MANY)}, {"w": mask})["w"]
     put = ops.overlay({"w": x}, {"w": torch.zeros(1, MANY)}, {"w": mask})["w"]
-    for y in (squares, tree.cleared(x, mask), moved, put):
+    steps = dead_zone.values_of_codes(mask.to(torch.int8), torch.ones(2, requires_grad=True))
+    for y in (squares, steps, tree.cleared(x, mask), moved, put):
         assert y.requires_grad
 
 
@@ -116,3 +117,8 @@ def test_votes_may_be_shares_of_votes():
     votes.add_votes.plain(plain, scope, share)
     votes.add_votes(dense, scope, share)
     assert torch.equal(dense, plain)
+
+
+def test_codes_that_all_clients_share_may_have_steps_of_their_own():
+    codes, step = torch.ones(1, 5, dtype=torch.int8), torch.arange(3.0)
+    assert torch.equal(dead_zone.values_of_codes(codes, step), dead_zone.values_of_codes.plain(codes, step))
