@@ -344,3 +344,34 @@ def test_ids_changed_in_place_are_read_anew():
     bank.write(ids, {"w": torch.ones(2, 2)})
     ids += 2
     assert bank.read(ids)["w"].tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_bank_needs_no_more_address_space_than_its_rows(monkeypatch):
+    """Where a process may have little of it, or a machine promises no memory that it lacks."""
+    reserve, most = torch.empty, 0
+
+    def limited(size: int, *shape: int, **kwargs) -> torch.Tensor:
+        nonlocal most
+        most = max(most, size)
+        if size > 9:
+            raise RuntimeError("can't allocate memory")
+        return reserve(size, *shape, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", limited)
+    bank = MemoryBank({"w": torch.zeros(1, 3), "v": torch.zeros(1)}, clients=1000)
+    for i in range(6):
+        bank.write(torch.tensor([i]), {"w": torch.full((1, 3), i + 1.0), "v": torch.full((1,), -1.0)})
+    assert most > 9
+    assert bank.read(torch.arange(7))["w"][:, 0].tolist() == [1, 2, 3, 4, 5, 6, 0]
+    with pytest.raises(RuntimeError, match="can't allocate"):
+        bank.write(torch.arange(20, 40), {"w": torch.ones(1, 3), "v": torch.ones(1)})
+
+
+def test_a_bank_grows_as_it_is_written_where_torch_fills_new_tensors():
+    torch.use_deterministic_algorithms(True)
+    try:
+        bank = MemoryBank({"w": torch.zeros(1, 3)}, clients=1000)
+        bank.write(torch.arange(4), {"w": torch.ones(1, 3)})
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(bank.rows["w"]) == 5

@@ -26,7 +26,7 @@ AT_ONCE = 1 << 22
 @operation
 def total(x: Tensor) -> Tensor:
     """Sum over all but the first axis: `[K, ...]` -> `[K]` float64."""
-    x = x.reshape(x.shape[0], -1)
+    x = flat(x)
     if x.numel() == 0:
         return torch.zeros(x.shape[0], dtype=torch.float64, device=x.device)
     x = _block_sums(x)

@@ -175,7 +175,15 @@ class MemoryBank:
         if need <= have:
             return
         size = min(self.clients + 1, max(need, have * 3 // 2, self.ahead))
-        for name, x in self.rows.items():  # leaf by leaf: never the whole bank twice
+        try:
+            self.move_to(size)
+        except RuntimeError:  # address space may be limited too
+            size = min(self.clients + 1, max(need, have * 3 // 2))
+            self.move_to(size)
+
+    def move_to(self, size: int) -> None:
+        """So many rows each, leaf by leaf: never the whole bank twice."""
+        for name, x in self.rows.items():
             bigger = torch.empty(size, *x.shape[1:], dtype=x.dtype, device=x.device)
             bigger[: self.used] = x[: self.used]
             self.rows[name] = bigger
@@ -183,8 +191,9 @@ class MemoryBank:
     @property
     def ahead(self) -> int:
         """Rows that there is room for from the first one on: pages of a host take memory once they are used."""
-        row = sum(x.nbytes for x in self.template.values())
-        return RESERVED // max(row, 1) if self.home.type == "cpu" else 0
+        if self.home.type != "cpu" or torch.are_deterministic_algorithms_enabled():  # then torch fills what is empty
+            return 0
+        return RESERVED // max(sum(x.nbytes for x in self.template.values()), 1)
 
     def state(self) -> Tree:
         """The written rows, as views of the bank, and whose they are."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparing.accel.compiled.compile import compiled
-from sparing.accel.compiled.host_rows import deal_rows, rows_of
+from sparing.accel.compiled.host_rows import deal_rows, on_host, rows_of
 from sparing.accel.compiled.tree_loops import multiply_codes
 from sparing.parts.code import dead_zone
 from sparing.parts.code.dead_zone import DEAD, TOP
@@ -40,10 +40,10 @@ def round_rows(rows: np.ndarray, steps: np.ndarray, up: float, out: np.ndarray) 
 
 def compiled_values_of_codes(codes: Tensor, step_K: Tensor) -> Tensor:
     """`dead_zone.values_of_codes`."""
-    if codes.device.type != "cpu" or codes.dtype != torch.int8 or step_K.dtype != torch.float32:
+    if codes.device.type != "cpu" or codes.dtype != torch.int8 or not on_host(step_K) or len(step_K) > len(codes):
         return dead_zone.values_of_codes.plain(codes, step_K)
     codes = codes if codes.is_contiguous() else codes.contiguous()
-    out = torch.empty(codes.shape)
+    out = step_K.new_empty(codes.shape)
     given = rows_of(codes), step_K.expand(len(codes)).contiguous().numpy(), rows_of(out)
     deal_rows(lambda first, last: multiply_codes(*given, first, last), len(given[0]), codes.numel())
     return out

@@ -16,11 +16,12 @@ FEW = 1 << 14
 
 def on_host(*tensors: Tensor | None) -> bool:
     """Whether they are float32 tensors of the host with entries, as loops take them; a product is none."""
-    return all(
-        type(x) is Tensor and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-        for x in tensors
-        if x is not None
-    )
+    return all(can_loop(x) and x.dtype == torch.float32 and x.numel() > 0 for x in tensors if x is not None)
+
+
+def can_loop(x: Tensor) -> bool:
+    """Whether this is a tensor of the host of which no gradients are recorded."""
+    return type(x) is Tensor and x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def rows_of(x: Tensor) -> np.ndarray:
@@ -44,14 +45,20 @@ def mask_rows(mask: Tensor, like: Tensor) -> np.ndarray:
 
 
 def deal_rows(loop: Callable[[int, int], object], rows: int, numbers: int) -> None:
-    """`loop(first, last)` over all rows, in stretches on as many threads as work within one operation."""
+    """`loop(first, last)` over all rows, in stretches on as many threads as work within one operation.
+
+    What no worker has begun when this thread is done is done here: they may be waiting for this very operation, or have
+    stayed behind where this process was forked.
+    """
     threads = min(torch.get_num_threads(), rows) if numbers > FEW else 1
     if threads < 2:
         loop(0, rows)
         return
-    cuts = pairwise([rows * i // threads for i in range(threads + 1)])
-    first = next(cuts)
-    others = [host_workers().submit(loop, *cut) for cut in cuts]
-    loop(*first)
-    for other in others:
-        other.result()
+    cuts = list(pairwise([rows * i // threads for i in range(threads + 1)]))
+    others = [host_workers().submit(loop, *cut) for cut in cuts[1:]]
+    loop(*cuts[0])
+    for cut, other in zip(cuts[1:], others, strict=True):
+        if other.cancel():
+            loop(*cut)
+        else:
+            other.result()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparing.accel.compiled import select_loops, sum_loops, tree_loops
-from sparing.accel.compiled.host_rows import bits_of, deal_rows, mask_rows, on_host, rows_of
+from sparing.accel.compiled.host_rows import bits_of, can_loop, deal_rows, mask_rows, on_host, rows_of
 from sparing.core.reduce import Term
 from sparing.core.tree import flat
 
@@ -27,7 +27,7 @@ def cleared_rows(value: Tensor, mask: Tensor) -> Tensor | None:
 
 
 def overlaid_rows(own: Tensor, new: Tensor, mask: Tensor) -> Tensor | None:
-    if own.numel() < MANY or not on_host(own, new) or own.shape[1:] != new.shape[1:] or not _fits(mask, own):
+    if own.numel() < MANY or not on_host(own, new) or not _alike(own, new) or not _fits(mask, own):
         return None
     k = max(len(own), len(new), len(mask))
     out = own.new_empty(k, *own.shape[1:])
@@ -38,13 +38,18 @@ def overlaid_rows(own: Tensor, new: Tensor, mask: Tensor) -> Tensor | None:
 
 def cut_differences(x: Tensor, base: Tensor, mask: Tensor) -> Tensor | None:
     """x - base, zero where the mask is false."""
-    if x.numel() < MANY or not on_host(x, base) or x.shape[1:] != base.shape[1:] or not _fits(mask, x):
+    if x.numel() < MANY or not on_host(x, base) or not _alike(x, base) or not _fits(mask, x):
         return None
     k = max(len(x), len(base), len(mask))
     out = x.new_empty(k, *x.shape[1:])
     given = rows_of(x), rows_of(base), mask_rows(mask, x), rows_of(out), bits_of(out)
     deal_rows(lambda first, last: tree_loops.subtract_rows(*given, first, last), k, out.numel())
     return out
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """Whether they have the same shape, but for one row for all."""
+    return x.shape[1:] == y.shape[1:] and (1 in (len(x), len(y)) or len(x) == len(y))
 
 
 def _fits(mask: Tensor, like: Tensor) -> bool:
@@ -65,6 +70,8 @@ def add_to_sum(total: Tensor | None, update: Tensor, share_K: Tensor, limit: flo
         return None
     if total is None:
         total = update.new_zeros(1, *update.shape[1:], dtype=torch.float64)
+    if total.shape[1:] != update.shape[1:] or len(update) not in (1, len(share_K)):
+        return None
     blocks = -(-total.numel() // tree_loops.BLOCK)
     largest = [0] * blocks
     given = rows_of(update), bits_of(update), share_K.contiguous().numpy(), 3 * limit, total.view(-1).numpy()
@@ -78,7 +85,9 @@ def add_to_sum(total: Tensor | None, update: Tensor, share_K: Tensor, limit: flo
 
 def add_dense_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> bool:
     """Whether they were added."""
-    if scope.device.type != "cpu" or dense.numel() < MANY or not dense.is_contiguous() or scope.stride(0) == 0:
+    if dense.numel() < MANY or not dense.is_contiguous() or scope.stride(0) == 0 or not _fits(scope, dense):
+        return False
+    if len(scope) not in (1, len(share_K)):
         return False
     tree_loops.add_votes_of_rows(mask_rows(scope, dense), share_K.contiguous().numpy(), dense.view(-1).numpy())
     return True
@@ -86,7 +95,9 @@ def add_dense_votes(dense: Tensor, scope: Tensor, share_K: Tensor) -> bool:
 
 def sums_of_differences(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor | None:
     """Sums of x - origin and of its square, `[2, n]`."""
-    if not all(on_host(x, origin) and len(origin) == 1 for x, origin in pairs):
+    if not all(on_host(x, origin) and len(origin) == 1 and _alike(x, origin) for x, origin in pairs):
+        return None
+    if any(len(x) not in (1, k) for x, _ in pairs):
         return None
     sizes = [origin.numel() for _, origin in pairs]
     out = torch.zeros(2, sum(sizes), dtype=torch.float64)
@@ -98,7 +109,7 @@ def sums_of_differences(pairs: list[tuple[Tensor, Tensor]], k: int) -> Tensor | 
 
 
 def total_of_rows(x: Tensor) -> Tensor | None:
-    if x.device.type != "cpu" or type(x) is not Tensor or x.dtype not in SUMMED or x.numel() < SHORT * len(x):
+    if not can_loop(x) or x.dtype not in SUMMED or x.numel() < SHORT * len(x):
         return None
     rows = flat(x).detach().contiguous().numpy()
     out = torch.empty(len(rows), dtype=torch.float64)
@@ -110,7 +121,7 @@ def total_of_rows(x: Tensor) -> Tensor | None:
 def peaks_of_rows(x: Tensor) -> Tensor | None:
     if x.numel() < MANY or not on_host(x):
         return None
-    bits, out = bits_of(x), torch.empty(len(x))
+    bits, out = bits_of(x), x.new_empty(len(x))
     seen = out.numpy().view(np.int32)
     deal_rows(lambda first, last: tree_loops.largest_bits(bits, seen, first, last), len(bits), x.numel())
     return out if len(bits) == len(x) else out[:1].expand(len(x))
@@ -125,7 +136,7 @@ def dots_of_rows(terms: list[Term], k: int) -> Tensor | None:
     """`reduce.dots` of tensors of the host."""
     for x, plus, minus, other, mask in terms:
         parts = [part for part in (x, plus, minus, other) if part is not None]
-        if not all(type(y) is Tensor and y.device.type == "cpu" and y.dtype in SUMMED for y in parts):
+        if not all(can_loop(y) and y.dtype in SUMMED and len(y) in (1, k) for y in parts):
             return None
         if not x.numel() or any(y.shape[1:] != x.shape[1:] for y in parts) or not (mask is None or _fits(mask, x)):
             return None
@@ -159,7 +170,7 @@ def largest_of_host_rows(x: Tensor, k: int | Tensor, keep: bool = False) -> tupl
 
 def structure_sums(u: Tensor) -> tuple[Tensor, Tensor] | None:
     """Sums of |u| over every row and every column of `[K, F, C]`."""
-    if type(u) is not Tensor or u.dtype not in SUMMED or u.ndim != 3 or max(u.shape[1:]) > sum_loops.BLOCK:
+    if not can_loop(u) or u.dtype not in SUMMED or u.ndim != 3 or max(u.shape[1:]) > sum_loops.BLOCK:
         return None
     x = u.detach().contiguous().numpy()
     filters, channels = (torch.empty(len(u), n, dtype=torch.float64) for n in u.shape[1:])
@@ -170,19 +181,24 @@ def structure_sums(u: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def kept_structures(value: Tensor, filters: Tensor, channels: Tensor) -> Tensor | None:
     """Values `[K, F, C, ...]`, zero outside of these filters, `[K, F, 1, ...]`, and channels, `[K, 1, C, ...]`."""
-    if value.numel() < MANY or not on_host(value) or not len(value) == len(filters) == len(channels):
+    if value.numel() < MANY or not on_host(value) or not (_fits(filters, value) and _fits(channels, value)):
         return None
-    out = torch.empty_like(value, memory_format=torch.contiguous_format)
-    k, f, c = value.shape[:3]
-    x, o = (bits_of(part).reshape(k, f, c, -1) for part in (value, out))
-    given = x, rows_of(filters).view(np.int8), rows_of(channels).view(np.int8), o
+    (k, f, c), ones = value.shape[:3], (1,) * (value.ndim - 3)
+    if filters.shape != (k, f, 1, *ones) or channels.shape != (k, 1, c, *ones):
+        return None
+    out = value.new_empty(value.shape)
+    x, o = (part.detach().contiguous().view(k, f, c, -1).numpy().view(np.int32) for part in (value, out))
+    f_K, c_K = (part.reshape(k, -1).contiguous().numpy().view(np.int8) for part in (filters, channels))
+    given = x, f_K, c_K, o
     deal_rows(lambda first, last: tree_loops.keep_crossings(*given, first, last), k, value.numel())
     return out
 
 
 def write_rows(rows: Tensor, place: np.ndarray, new: Tensor) -> bool:
     """Whether `rows[place] = new` was done."""
-    if not on_host(rows, new) or not rows.is_contiguous():
+    if not on_host(rows, new) or not rows.is_contiguous() or rows.shape[1:] != new.shape[1:]:
+        return False
+    if len(new) != len(place) or place.min() < 0 or place.max() >= len(rows):
         return False
     tree_loops.copy_rows_to(bits_of(new), place, bits_of(rows))
     return True
