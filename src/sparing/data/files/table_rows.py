@@ -1,4 +1,4 @@
-"""Rows of parquet and arrow files, and of datasets that the library `datasets` saved: one at a time, as they lie there."""
+"""Rows of parquet and arrow files, and of saved datasets of Hugging Face: one at a time, as they lie there."""
 
 import importlib
 from collections.abc import Iterator, Mapping
