@@ -117,6 +117,7 @@ def test_leaf(tmp_path):
             r"b\.txt has no label, but .* has a number",
         ),
         ({"a.jsonl": lines({"text": "ab", "by": None})}, {"client": "by"}, r"line 1: the client is None: give a word"),
+        ({"a.jsonl": lines({"\x1b[2Jtxt\n": "ab"})}, {}, r"name the column as text=; did you mean '\[2Jtxt'\?$"),
         ({"a.txt": "x"}, {}, r"holds no text of two tokens or more, so there is nothing to guess"),
         ({"test/a.txt": "abc", "train/x.md": "no"}, {}, r"train holds no texts: put one file"),
         ({"a.md": "abc"}, {}, r"holds no texts: put one file \(\.txt, \.jsonl, \.parquet, \.arrow\) for each client"),

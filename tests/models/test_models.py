@@ -201,6 +201,7 @@ BAD = {
     "resnet18.norm is 'layer': input should be 'group', 'batch' or 'static'": ({"resnet18": {"norm": "layer"}}, CIFAR),
     r"model is \['cnn'\]: write a name, or \{name: \{option: value\}\}": (["cnn"], CIFAR),
     r"resnet18 takes images .*, seen samples of shape \(5,\): use 'mlp'": ("resnet18", (5,)),
+    r"cnn takes images .*, seen samples of shape \(5,\): use 'mlp', or 'lstm' or 'transformer'": ("cnn", (5,)),
     "vgg11 needs images of 32x32 or more, seen 28x28: use 'cnn'": ("vgg11", MNIST),
     r"lstm takes tokens \(length,\), seen samples of shape \(1, 28, 28\)": ("lstm", MNIST),
     "transformer.width is 9, which 4 heads cannot share": ({"transformer": {"width": 9}}, (6,)),

@@ -204,6 +204,89 @@ def test_a_dataset_saved_to_disk_and_its_files(here):
         load_dataset("text:bad.parquet", **how)
 
 
+def test_a_saved_dataset_is_read_as_it_lies_there(here, monkeypatch):
+    """A picture that a dataset says to be elsewhere is not looked up."""
+    datasets = pytest.importorskip("datasets")
+    kinds = {"text": datasets.Value("string"), "who": datasets.Value("string"), "seen": datasets.Image()}
+    rows = {
+        "text": ["abc", "def"],
+        "who": ["b", "a"],
+        "seen": [{"bytes": None, "path": "http://127.0.0.1:9/x.png"}] * 2,
+    }
+    made = datasets.Dataset.from_dict(rows, features=datasets.Features(kinds))
+    monkeypatch.setattr(type(made), "_estimate_nbytes", lambda self: 10)  # of what is elsewhere too
+    made.save_to_disk("saved")
+    monkeypatch.setattr(datasets.Image, "decode_example", lambda *args, **named: pytest.fail("looked up"))
+    assert load_dataset("text:saved", client="who", length=2).x.tolist() == [[*b"ab"], [*b"de"]]
+
+
+def test_a_small_file_of_much_text_is_refused(here):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 100, pyarrow.int32()), ["x" * 1_000_000])
+    (here / "t").mkdir()
+    parquet.write_table(pyarrow.table({"text": text}), here / "t/a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet is [\d,]+ bytes but holds more than [\d,]+, the most"):
+        load_dataset("text:t")
+
+
+def test_damaged_rows_are_one_sentence(here):
+    pyarrow = pytest.importorskip("pyarrow")
+    ends, data = pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"\xff\xfe")
+    batch = pyarrow.record_batch([pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, ends, data])], ["text"])
+    (here / "t").mkdir()
+    with pyarrow.ipc.new_stream(str(here / "t/a.arrow"), batch.schema) as stream:
+        stream.write_batch(batch)
+    with pytest.raises(DataError, match=r"a\.arrow is cut short or no arrow file \(.*Invalid UTF8"):
+        load_dataset("text:t")
+
+
+def test_a_tokeniser_that_gives_what_it_does_not_have(here):
+    tokenizers = pytest.importorskip("tokenizers")
+    (here / "plays").mkdir()
+    (here / "plays/a.txt").write_text("w2 w3 w4")
+    (here / "base").mkdir()
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"w2": 0, "w3": 1}, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save("base/tokenizer.json")
+    with pytest.raises(DataError, match=r"the tokeniser in .*base cannot read the texts \(WordLevel error"):
+        load_dataset("text:plays", tokenizer="base")
+    made.model = tokenizers.models.WordLevel({"w2": 0, "<unk>": 1}, unk_token="<unk>")
+    made.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 999)])
+    made.save("base/tokenizer.json")
+    with pytest.raises(DataError, match=r"has the tokens 0 to 1, but gives 999: mend its post-processor"):
+        load_dataset("text:plays", tokenizer="base")
+
+
+@pytest.mark.parametrize(
+    "over", [{"attn_implementation": "theirs/kernel"}, {"text": {"experts_implementation": "a/b"}}]
+)
+def test_a_config_that_names_code_elsewhere(here, over):
+    (here / "base").mkdir()
+    (here / "base/config.json").write_text(json.dumps(config().to_dict() | over))
+    with pytest.raises(ConfigError, match=r"config\.json names code elsewhere, (attn|experts)_implementation: "):
+        build_network("hf:base", (8,), WORDS, {"per_token": True})
+
+
+def test_weights_that_are_elsewhere_or_other(here):
+    save_base()
+
+    def refused(says):
+        with pytest.raises(ConfigError, match=says):
+            build_network("hf:base", (8,), WORDS, {"per_token": True})
+
+    index = here / "base/model.safetensors.index.json"
+    for name in ("weights.bin", "../other.safetensors"):
+        index.write_text(json.dumps({"weight_map": {"lm_head.weight": name}}))
+        refused(rf"index\.json names '{name}', which is no safetensors file beside it")
+    index.unlink()
+    (here / "base/adapter_config.json").write_text('{"peft_type": "LORA"}')
+    refused(r"holds an adapter of peft, which is not read: merge it")
+    (here / "base/adapter_config.json").unlink()
+    quantised = config().to_dict() | {"quantization_config": {"quant_method": "gptq"}}
+    (here / "base/config.json").write_text(json.dumps(quantised))
+    refused(r"config\.json is of a quantised model, which cannot be trained")
+
+
 def test_bad_folders(here, monkeypatch):
     save_base()
     save_words()

@@ -194,6 +194,14 @@ def test_layers_named_in_full_train_whole_beside_adapters():
     assert not torch.equal(result.model["head.weight"], first.model["head.weight"])
 
 
+@pytest.mark.parametrize("blend", ["average", "svd"])
+def test_what_devices_declare_in_vain_is_told(tmp_path, blend):
+    with pytest.warns(
+        UserWarning, match="declares adapter, but lora offers one rank, which every client trains; offer"
+    ):
+        play([adapters(rank=2, blend=blend)], rounds=1, fleet=declared(tmp_path, [4, 3, 2, 1] * 2))
+
+
 def test_capacity_chooses_the_rank(tmp_path):
     fleet = declared(tmp_path, [4, 1, 3, 0.5, 9, 2, 4, 1])
     result = play([adapters(blend="freeze-a", ranks=[4, 2, 1])], fleet=fleet, sample=8, rounds=1)
@@ -208,7 +216,7 @@ def test_a_client_that_declares_nothing_is_named(tmp_path):
 
 
 def test_rank_zero_is_no_training(tmp_path):
-    fleet = declared(tmp_path, [0.5] * 8)
+    fleet = declared(tmp_path, [0, 0.5] * 4)
     method = [adapters(blend="freeze-a", ranks=[4, 0])]
     result = both_engines(method, fleet=fleet)
     first = play(method, local=STILL, fleet=fleet)
@@ -259,6 +267,7 @@ def composed(spec, net=None):
         ({"targets": ["haed"]}, "did you mean 'head'"),
         ({"targets": []}, "lora.targets is empty"),
         ({"targets": ["head"], "full": ["dnse"]}, "lora.full: 'dnse' matches no layer"),
+        ({"targets": ["dense", "head"], "full": ["head"]}, "'head' is of lora.full and of lora.targets"),
         ({"targets": ["head"], "rank": 11}, "rank 11 is above that of 'head', which is 10"),
         ({"targets": ["head"], "rank": 0}, "no rank above 0"),
         ({"targets": ["head"], "ranks": [2, 2]}, "each rank once"),

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,26 @@ def open_tokeniser(name: str) -> Tokeniser:
         return Tokeniser(lambda texts: [character_numbers(text).astype(np.int64) for text in texts], len(CHARACTERS), 0)
     folder = find_user_folder("tokenizer", name)
     file = folder / "tokenizer.json"
-    return _fast_tokeniser(folder, file) if file.is_file() else _tokeniser_of_transformers(folder)
+    found = _fast_tokeniser(folder, file) if file.is_file() else _tokeniser_of_transformers(folder)
+    return found._replace(encode=partial(_checked_tokens, found, folder))
+
+
+def _checked_tokens(found: Tokeniser, folder: Path, texts: Sequence[str]) -> list[np.ndarray]:
+    """What a tokeniser of other people's making gives: a token beyond the last would be found in the middle of a round,
+    or on a GPU by a crash."""
+    try:
+        tokens = found.encode(texts)
+    except Exception as error:  # whatever its vocabulary lacks
+        raise DataError(
+            f"the tokeniser in {folder} cannot read the texts ({one_line(error)}): mend it, or name another"
+        ) from None
+    odd = next((one for one in tokens if len(one) and not 0 <= one.min() <= one.max() < found.vocabulary), None)
+    if odd is not None:
+        raise DataError(
+            f"the tokeniser in {folder} has the tokens 0 to {found.vocabulary - 1:,}, but gives {int(odd.max()):,}: "
+            "mend its post-processor, or name another"
+        )
+    return tokens
 
 
 def _byte_numbers(text: str) -> np.ndarray:

@@ -265,7 +265,8 @@ Mbit/s, speed in samples a second, adapter is the rank of its adapters."""
 
 
 def can_declare(name: str, value: float) -> bool:
-    return 0 < value <= _MOST_DECLARED[name] and value < math.inf
+    """A device may be able to train no adapter at all."""
+    return (value > 0 or (name == "adapter" and value == 0)) and value <= _MOST_DECLARED[name] and value < math.inf
 
 
 def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
@@ -287,7 +288,8 @@ def read_capacity(path: str | Path, clients: int) -> dict[str, Tensor]:
             )
         for row in rows:
             if not can_declare(name, row[name]):
-                most = f"above 0 and at most {_MOST_DECLARED[name]:g}" if _MOST_DECLARED[name] < math.inf else "above 0"
+                least = "0 or more" if name == "adapter" else "above 0"
+                most = f"above 0 and at most {_MOST_DECLARED[name]:g}" if _MOST_DECLARED[name] < math.inf else least
                 raise DataError(f"{path}: client {row['client']:g} declares {name} {row[name]:g}; it must be {most}")
     by_id = {int(row["client"]): row for row in rows}
     return {name: torch.tensor([by_id[i][name] for i in range(clients)], dtype=torch.float64) for name in names}

@@ -85,6 +85,7 @@ def _kind_of_model(path: Path, shape: tuple[int, ...], per_token: bool | None) -
     config = read_json(path / "config.json", f"{path / 'config.json'} is no json: {fix}")
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise ConfigError(f"{path / 'config.json'} names no model_type: give the config of a model of transformers")
+    _refuse_other_code(config, path / "config.json")
     if len(shape) == _IMAGE_AXES:
         return "AutoModelForImageClassification"
     if per_token is None:
@@ -93,7 +94,34 @@ def _kind_of_model(path: Path, shape: tuple[int, ...], per_token: bool | None) -
     return "AutoModelForCausalLM" if per_token else "AutoModelForSequenceClassification"
 
 
+def _refuse_other_code(config: dict[str, Any], file: Path) -> None:
+    """transformers would fetch kernels that a config names, and run them."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            _refuse_other_code(value, file)
+        elif key.endswith("_implementation") and not (value is None or str(value).isidentifier()):
+            raise ConfigError(
+                f"{file} names code elsewhere, {key}: {one_line(value, most=40)}, which is not run: take the line out"
+            )
+    if config.get("quantization_config"):
+        raise ConfigError(f"{file} is of a quantised model, which cannot be trained: give one in float32 or bf16")
+
+
 def _has_weights(path: Path) -> bool:
+    if (path / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{path} holds an adapter of peft, which is not read: merge it, or give the folder of its base"
+        )
+    for file in sorted(path.glob("*.safetensors.index.json")):
+        index = read_json(file, f"{file} is no json: save the model anew with save_pretrained")
+        parts = index.get("weight_map") if isinstance(index, dict) else None
+        names = [str(one) for one in parts.values()] if isinstance(parts, dict) else [""]
+        odd = next((one for one in names if one != Path(one).name or not one.endswith(".safetensors")), None)
+        if odd is not None:
+            raise ConfigError(
+                f"{file} names {one_line(odd, most=40)!r}, which is no safetensors file beside it: save the model anew "
+                "with save_pretrained"
+            )
     if any(path.glob("*.safetensors")):
         return True
     other = sorted(file.name for pattern in _OTHER_WEIGHTS for file in path.glob(pattern))

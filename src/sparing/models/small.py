@@ -55,7 +55,7 @@ def _mlp_for_shape(shape: tuple[int, ...], classes: int, hidden: Sequence[Positi
 
 @register_model("cnn")
 def _cnn_for_shape(shape: tuple[int, ...], classes: int) -> nn.Module:
-    if len(shape) != 3 or shape[1] != shape[2]:
+    if image_size("cnn", shape)[1] != shape[2]:
         raise ConfigError(f"cnn takes square images (channels, side, side), seen samples of shape {shape}: use 'mlp'")
     return cnn(shape[0], classes, shape[2])
 

@@ -26,6 +26,7 @@ from sparing.engines.vector import Vector
 from sparing.fleet.attack import Attack, choose_attackers, with_flipped_labels
 from sparing.fleet.fleet import Fleet, read_arrivals, read_capacity, read_trace
 from sparing.fleet.links import link_rates
+from sparing.parts.size.lora.ranks import adapter_layers
 from sparing.ranks.agreement import refuse_unshared_folder
 from sparing.ranks.group import Ranks
 from sparing.ranks.shards import RankRows, shard_of
@@ -329,6 +330,9 @@ def settle_study_and_plan(
     if study.task.probe and not job.method.probe:
         kept = f"task.probe is {study.task.probe:g}: the server holds these samples back from the clients"
         warnings.warn(f"{kept}, but no part of the method looks at them; drop it", stacklevel=2)
+    if "adapter" in fleet.capacity and len(job.sizes) < 2 and adapter_layers(layout):
+        said = "fleet.capacity declares adapter, but lora offers one rank, which every client trains"
+        warnings.warn(f"{said}; offer several as lora.ranks, or drop the column", stacklevel=2)
     if "similarity" in study.record:
         refuse_similarity_of_sizes(job)
     privacy_account(job, count)  # refuses a budget that does not pay for one round

@@ -2,20 +2,20 @@
 client, LEAF's users, a saved dataset of Hugging Face. Each text comes with the place that an error message names.
 """
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparing.core.errors import DataError, nearest_name
+from sparing.data.files.table_rows import Rows, saved_splits, table_rows
 from sparing.data.files.unpacking import damage_as_data_error, one_line
 
 _MOST_FILE_BYTES = 2 << 30
 _USUAL_LABEL = "label"
 _TABLES = (".parquet", ".arrow")
 _SUFFIXES = (".txt", ".jsonl", *_TABLES)
-_ROWS_AT_ONCE = 1000
+_MOST_NAMED = 20  # of the columns that there are
 
 
 class TextRow(NamedTuple):
@@ -68,7 +68,7 @@ def _texts_below(place: Path, columns: TextColumns, test: bool) -> Iterator[Text
         elif file.suffix == ".jsonl":
             yield from _rows_as_texts(_json_rows(file), columns, client, test)
         else:
-            yield from _rows_as_texts(_table_rows(file), columns, client, test)
+            yield from _rows_as_texts(table_rows(file), columns, client, test)
 
 
 def _files_of_clients(place: Path) -> list[tuple[Path, str | None]]:
@@ -100,11 +100,7 @@ def _decoded(data: bytes, where: str) -> str:
         ) from None
 
 
-_Rows = Iterator[tuple[Mapping[str, Any], str]]
-"""What a row holds, and where it stands."""
-
-
-def _json_rows(file: Path) -> _Rows:
+def _json_rows(file: Path) -> Rows:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             where = f"{file}, line {number}"
@@ -118,56 +114,15 @@ def _json_rows(file: Path) -> _Rows:
             yield row, where
 
 
-def _table_rows(file: Path) -> _Rows:
-    """A parquet or arrow file, by the library that `datasets` itself reads them with."""
-    try:
-        pyarrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise DataError(f"{file} needs the library `pyarrow`: pip install 'sparing[hf]'") from None
-    try:
-        if file.suffix == ".parquet":
-            table = parquet.read_table(file)
-        else:
-            table = _arrow_table(pyarrow, file)
-        batches = table.to_batches(max_chunksize=_ROWS_AT_ONCE)
-    except Exception as error:  # whatever a file of other people's making may cause
-        raise DataError(f"{file} is cut short or no {file.suffix[1:]} file ({one_line(error)})") from None
-    number = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            number += 1
-            yield row, f"{file}, row {number}"
-
-
-def _arrow_table(pyarrow: Any, file: Path) -> Any:
-    """A stream, as `datasets` writes it, or a file."""
-    with pyarrow.memory_map(str(file)) as source:
-        try:
-            return pyarrow.ipc.open_stream(source).read_all()
-        except pyarrow.ArrowInvalid:
-            return pyarrow.ipc.open_file(source).read_all()
-
-
 def _saved_dataset(place: Path, columns: TextColumns) -> Iterator[TextRow]:
     """What save_to_disk of `datasets` wrote."""
     if columns.client is None:
         raise DataError(f"{place} is a saved dataset: name the column that says whose a row is, such as client: author")
-    try:
-        library = importlib.import_module("datasets")
-    except ImportError:
-        raise DataError(f"{place} needs the library `datasets`: pip install 'sparing[hf]'") from None
-    try:
-        found = library.load_from_disk(str(place))
-    except Exception as error:  # the same
-        raise DataError(f"{place} is no dataset that save_to_disk wrote ({one_line(error)})") from None
-    splits = dict(found) if hasattr(found, "keys") else {"train": found}
-    for name, rows in splits.items():
-        places = ((row, f"{place}, {name}, row {number}") for number, row in enumerate(rows, 1))
-        yield from _rows_as_texts(places, columns, None, name == "test" and len(splits) > 1)
+    for rows, test in saved_splits(place):
+        yield from _rows_as_texts(rows, columns, None, test)
 
 
-def _rows_as_texts(rows: _Rows, columns: TextColumns, client: str | None, test: bool) -> Iterator[TextRow]:
+def _rows_as_texts(rows: Rows, columns: TextColumns, client: str | None, test: bool) -> Iterator[TextRow]:
     """The columns that count; whether rows have labels, the first one says."""
     label = columns.label
     for number, (row, where) in enumerate(rows):
@@ -183,7 +138,8 @@ def _rows_as_texts(rows: _Rows, columns: TextColumns, client: str | None, test: 
 
 def _column(row: Mapping[str, Any], name: str, where: str, what: str) -> Any:
     if name not in row:
-        raise DataError(f"{where} has no {name!r}: name the column as {what}=; {nearest_name(name, list(row))}")
+        known = [one_line(key, most=40) for key in list(row)[:_MOST_NAMED]]
+        raise DataError(f"{where} has no {name!r}: name the column as {what}=; {nearest_name(name, known)}")
     return row[name]
 
 

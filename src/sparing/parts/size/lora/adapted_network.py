@@ -32,6 +32,11 @@ def adapted_model(
     else:
         model, paths = copy.deepcopy(model), target_paths(model, USUAL_TARGETS if targets is None else targets)
     whole = matching_parameters(model, full)
+    both = next((path for path in paths if any(name.startswith(f"{path}.") for name in whole)), None)
+    if both is not None:
+        raise MethodError(
+            f"lora: {both!r} is of lora.full and of lora.targets; name it in one: whole, or with an adapter"
+        )
     for name, x in model.named_parameters():
         x.requires_grad_(name in whole)
     for path in paths:
