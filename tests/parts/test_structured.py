@@ -337,7 +337,7 @@ def test_a_model_of_zeros_reports_zeros():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"threshold": -0.1}, r"fedscr\.threshold is -0\.1; it must lie between 0 and inf"),
+        ({"threshold": -0.1}, r"fedscr\.threshold is -0\.1; it must be at least 0"),
         ({"threshold": math.nan}, r"fedscr\.threshold is nan"),
         ({"threshold": 0.3, "mode": "quantile"}, r"fedscr\.threshold_mode is 'quantile'; use one of 'absolute', "),
         (

@@ -179,7 +179,7 @@ def test_models_by_name():
             "5000 clients with at least 1 samples each need 5000",
         ),
         (lambda: cnn(1, 10, side=3), "side of 4 or more, seen 3"),
-        (lambda: build_network("cnn", (5,), 2), r"square images.*seen samples of shape \(5,\)"),
+        (lambda: build_network("cnn", (5,), 2), r"takes images.*seen samples of shape \(5,\)"),
     ],
 )
 def test_names_and_numbers_that_cannot_be_meant(call, sentence):

@@ -14,6 +14,7 @@ SparingError              one sentence: what, where, the value seen, the fix
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -92,8 +93,13 @@ def check_range(what: str, value: float, low: float, high: float, open_low: bool
     >>> check_range("topk.ratio", 1.5, 0, 1)
     Traceback (most recent call last):
     sparing.core.errors.ConfigError: topk.ratio is 1.5; it must lie between 0 and 1
+    >>> check_range("lora.alpha", 0, 0, math.inf, open_low=True)
+    Traceback (most recent call last):
+    sparing.core.errors.ConfigError: lora.alpha is 0; it must be above 0
     """
     inside = (low < value if open_low else low <= value) and value <= high
     if not inside:
         between = f"be above {low:g} and at most {high:g}" if open_low else f"lie between {low:g} and {high:g}"
+        if high == math.inf:
+            between = f"be above {low:g}" if open_low else f"be at least {low:g}"
         raise ConfigError(f"{what} is {value}; it must {between}")
