@@ -265,8 +265,8 @@ def test_a_client_that_lies_about_its_cosine_gains_little():
     ("options", "words"),
     [
         ({"q": -1}, "fedsim.q is -1; it must lie between 0 and 10"),
-        ({"softmax": 0}, "fedsim.softmax over weights is 0; it must lie between 0.02"),
-        ({"softmax": 0.1, "on": "updates"}, "fedsim.softmax over updates is 0.1; it must lie between 0.2"),
+        ({"softmax": 0}, "fedsim.softmax over weights is 0; it must be at least 0.02"),
+        ({"softmax": 0.1, "on": "updates"}, "fedsim.softmax over updates is 0.1; it must be at least 0.2"),
         ({"on": "weight"}, "fedsim.on is 'weight'; use 'weights' or 'updates'"),
         ({"at": "home"}, "fedsim.at is 'home'; use 'server' or 'client'"),
         ({"on": "updates", "at": "client"}, "has no last mean update"),
