@@ -169,6 +169,23 @@ def test_an_update_beyond_the_grid_is_refused_by_name(bad, kind):
         folded([[[0, 1, 2]]], update, {}, [1, 1, 1], kind)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_an_update_that_was_refused_leaves_no_trace_in_the_sums(bad):
+    model = {"w": torch.zeros(1, 100, 100)}  # large enough for every faster body
+
+    def one(who, value):
+        ctx = make_ctx([who], [10])
+        return Arrival({"w": torch.full((1, 100, 100), value)}, {"w": None}, {}, model, ctx), torch.tensor([10.0]), {}
+
+    fold = Fold(limits_of(model), 40.0)
+    fold.add(*one(0, 0.5))
+    with pytest.raises(TrainingError):
+        fold.add(*one(1, bad))
+    fold.add(*one(2, 0.25))
+    assert (fold.mean(make_ctx([0, 2], [10, 10])).update["w"] == 0.375).all()
+
+
+
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), 1e9])
 def test_a_senseless_weight_is_refused(weight):
     one = arrival([0, 1], random_tree(LAYOUT, 2), {}, [1, 1])

@@ -30,7 +30,7 @@ FEW = 1 << 15  # values of all clients up to which the number of operations is w
 
 
 def fast_add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx: Ctx) -> Tree:
-    """`fold.add_to_sums`; the sums that come in are used up."""
+    """`fold.add_to_sums`; the sums that come in are used up, but where an update is refused at once they stay."""
     first = next(iter(update.values()), None)
     if first is None:
         return sums
@@ -41,6 +41,8 @@ def fast_add_to_sums(sums: Tree, update: Tree, share_K: Tensor, grid: Grid, ctx:
         return fold.add_to_sums.plain(sums, formed, share_K, grid, ctx)
     limits, out = dict(zip(grid.places, grid.limits.tolist(), strict=True)), dict(sums)
     rest = dict(update)
+    if ctx.workspace.requirements is None:  # who is refused at once may be left out, and the fold goes on
+        grid.require_within(update, ctx)
     for name, x in update.items():
         found = add_to_sum(out.get(name), x, share_K, limits[name])
         if found is not None:
