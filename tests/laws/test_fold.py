@@ -185,7 +185,6 @@ def test_an_update_that_was_refused_leaves_no_trace_in_the_sums(bad):
     assert (fold.mean(make_ctx([0, 2], [10, 10])).update["w"] == 0.375).all()
 
 
-
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), 1e9])
 def test_a_senseless_weight_is_refused(weight):
     one = arrival([0, 1], random_tree(LAYOUT, 2), {}, [1, 1])
