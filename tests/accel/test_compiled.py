@@ -11,7 +11,7 @@ from sparing.core.errors import WireError
 from sparing.core.operation import Operation
 from sparing.parts.code.budget import rate_distortion
 from sparing.parts.code.budget.matrices import strongest_components
-from sparing.wire import index, levels, rans, tight_index, tight_values
+from sparing.wire import index, levels, rans, tight_values
 from sparing.wire.index import Reader
 from sparing.wire.rans import RansPlan
 from support import make_ctx
@@ -87,25 +87,14 @@ def said(body: Callable, data: bytes, chosen: RansPlan, contexts: np.ndarray) ->
 
 @pytest.mark.parametrize(("rows", "columns"), [(8, 8), (30, 20), (200, 17), (17, 200)])
 @pytest.mark.parametrize("share", [0.002, 0.1, 0.7])
-def test_positions_have_the_same_gaps_and_numbers(rows: int, columns: int, share: float) -> None:
+def test_positions_have_the_same_classes_and_quotients(rows: int, columns: int, share: float) -> None:
     rng = np.random.default_rng(2)
     chance = share * np.exp(rng.normal(size=(rows, 1)) + rng.normal(size=columns))
     places = np.flatnonzero(rng.random((rows, columns)) < chance)
-    row, column = places // columns, places % columns
-    counts = np.bincount(row, minlength=rows), np.bincount(column, minlength=columns)
-    compared(levels.rows_and_columns, places, columns)
     bits = np.zeros(rows * columns, bool)
     bits[places] = True
     compared(levels.class_of_kept, bits, columns)
     compared(tight_values.sums_of, rng.integers(0, 256, rows * columns).astype(np.uint8) * bits, columns)
-    compared(tight_values.nonzero_codes, rng.integers(-128, 128, rows * columns).astype(np.int8) * bits)
-    for how in (levels.octaves, levels.half_octaves):
-        g = levels.level_grid(how(counts[0]), how(counts[1]))
-        compared(levels.class_counts, g.rows, g.columns, row, column)
-        numbers = compared(levels.class_numbers, g, row, column)
-        if len(places):
-            compared(tight_index.gaps_of, numbers)
-            compared(tight_index.gaps_of, [places * 1_000_003])
     for low in (1, 3, 9) if len(places) else ():
         assert index.quotient_sum(places, low) == index.quotient_sum.plain(places, low)
 

@@ -360,9 +360,8 @@ CASES: dict[tuple[object, str], Case] = {
 ELSEWHERE = {
     parcel_sizes.join_sizes,  # takes a whole job: tests/accel/test_joined_sizes.py
     *(rans.plan_rans, rans.in_one_state, rans.read_one_state, rans.in_lanes, rans.read_lanes),  # test_compiled.py
-    *(index.quotient_sum, levels.class_counts, levels.class_numbers, tight_index.gaps_of),  # there too
-    *(levels.class_of_kept, levels.rows_and_columns, tight_values.sums_of, tight_values.nonzero_codes),
-    rate_distortion.judged,
+    *(index.quotient_sum, levels.class_of_kept, tight_values.sums_of, rate_distortion.judged),  # there too
+    *(tight_index.encode_tight_index, tight_values.encode_tight_values),  # test_tight_bodies.py
 }
 NEAR = {
     factors.factor_product: 1e-4,

@@ -21,7 +21,7 @@ from sparing.accel import (
     tree_bodies,
     wire_bodies,
 )
-from sparing.accel.compiled import code_bodies, index_bodies, judge_bodies, rans_bodies
+from sparing.accel.compiled import code_bodies, index_bodies, judge_bodies, rans_bodies, tight_bodies
 from sparing.accel.train_cpu.fast_copy import frozen_fast_copy, lend_frozen
 from sparing.accel.train_cpu.implicit import train_implicit
 from sparing.accel.train_cpu.loop_fast import train_loop_fast
@@ -114,13 +114,10 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (versions.read_back, wire_bodies.fast_read_back),
     (index.places_of, wire_bodies.fast_places_of),
     (index.quotient_sum, index_bodies.compiled_quotient_sum),
-    (levels.class_counts, index_bodies.compiled_class_counts),
     (levels.class_of_kept, index_bodies.compiled_class_of_kept),
-    (levels.rows_and_columns, index_bodies.compiled_rows_and_columns),
-    (tight_values.nonzero_codes, index_bodies.compiled_nonzero_codes),
     (tight_values.sums_of, index_bodies.compiled_sums_of),
-    (levels.class_numbers, index_bodies.compiled_class_numbers),
-    (tight_index.gaps_of, index_bodies.compiled_gaps_of),
+    (tight_index.encode_tight_index, tight_bodies.compiled_tight_index),
+    (tight_values.encode_tight_values, tight_bodies.compiled_tight_values),
     (rans.plan_rans, rans_bodies.compiled_plan_rans),
     (rans.in_one_state, rans_bodies.compiled_in_one_state),
     (rans.read_one_state, rans_bodies.compiled_read_one_state),

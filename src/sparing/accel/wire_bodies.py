@@ -1,10 +1,13 @@
-"""Sizes of what lies on a GPU: many masks side by side; tight leaves, by the host's threads while the GPU goes on."""
+"""Sizes of parcels: many masks on a GPU side by side; tight leaves by compiled loops, while a GPU goes on."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import torch
 
+from sparing.accel.compiled.host_rows import deal_rows
+from sparing.accel.compiled.tight_bodies import Measured, Measuring, measuring
 from sparing.accel.cuda import takes_kernels
 from sparing.accel.host_workers import host_workers
 from sparing.accel.rows import in_one_row
@@ -14,8 +17,11 @@ from sparing.core.ops import to_host
 from sparing.core.parcel import Leaf, Parcel, Schema, client_count, map_tensors
 from sparing.engines.upload_check import EVERY
 from sparing.wire import count, index
-from sparing.wire.count import Mask, sizes_in_order, written_size
+from sparing.wire.count import Mask
 from sparing.wire.index import Number
+
+WORTH = 1 << 19
+"""Numbers from which a task of its own is worth it."""
 
 
 def fast_index_sizes(masks: list[Mask]) -> Callable[[], list[index.IndexSizes]]:
@@ -49,26 +55,52 @@ def fast_places_of(bits: torch.Tensor) -> torch.Tensor:
 
 
 def fast_written_sizes(leaves: dict[str, Leaf]) -> Callable[[], dict[str, tuple[Number, Number]]]:
-    """`count.written_sizes`; the largest leaves first, each client's on a thread of its own."""
+    """`count.written_sizes`: a stretch of clients in one compiled call, the largest leaves first.
+
+    On a CPU by the threads of the operation; of what lies on a GPU by all of the host's while the GPU goes on.
+    """
+    clients = {name: client_count(Parcel({name: leaf}, {})) for name, leaf in leaves.items()}
+    found = {name: Measured(np.empty(k, np.int64), np.empty(k, np.int64)) for name, k in clients.items()}
     if not any(leaf.value.is_cuda for leaf in leaves.values()):
-        return count.written_sizes.plain(leaves)
+        for name, leaf in leaves.items():
+            _measure_here(measuring(name, leaf), found[name], leaf.value.numel())
+        return lambda: dict(found)
     there: list[torch.Tensor] = []
     map_tensors(Parcel(leaves, {}), lambda x: there.append(x) or x)
     coming, workers = to_host(there), host_workers()
 
-    def brought() -> dict[str, Leaf]:
+    def brought() -> dict[str, Measuring]:
         here = iter(coming())
-        return map_tensors(Parcel(leaves, {}), lambda x: next(here)).leaves
+        host = map_tensors(Parcel(leaves, {}), lambda x: next(here)).leaves
+        return {name: measuring(name, leaf) for name, leaf in host.items()}
 
     arrived = workers.submit(brought)
-    sizes = {
-        name: [
-            workers.submit(lambda name=name, k=k: written_size(name, arrived.result()[name], k))
-            for k in range(client_count(Parcel({name: leaves[name]}, {})))
-        ]
+    underway = [
+        workers.submit(lambda name=name, first=first, last=last: arrived.result()[name](first, last, found[name]))
         for name in sorted(leaves, key=lambda name: -leaves[name].value.numel())
-    }
-    return lambda: {name: sizes_in_order([one.result() for one in sizes[name]]) for name in leaves}
+        for first, last in stretches(clients[name], leaves[name].value.numel())
+    ]
+
+    def every() -> dict[str, tuple[Number, Number]]:
+        for one in underway:
+            one.result()
+        return dict(found)
+
+    return every
+
+
+def _measure_here(measure: Measuring, into: Measured, numbers: int) -> None:
+    deal_rows(lambda first, last: measure(first, last, into), len(into.values), numbers)
+
+
+def stretches(rows: int, numbers: int) -> list[tuple[int, int]]:
+    """Rows cut where a stretch has as many numbers as are worth a task.
+
+    >>> stretches(4, 100), stretches(2, 10_000_000)
+    ([(0, 4)], [(0, 1), (1, 2)])
+    """
+    parts = min(rows, max(1, numbers // WORTH))
+    return list(pairwise([rows * i // parts for i in range(parts + 1)]))
 
 
 def fast_read_back(parcel: Parcel, data: bytes, schema: Schema, here: Ctx) -> Parcel:

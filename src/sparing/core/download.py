@@ -34,13 +34,13 @@ def download_kinds(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> tuple[
     whole = {kind: x.cpu() for kind, x in parcel_sizes(down).items()}
     if not is_whole_model(method, past, down):
         return torch.zeros(len(ctx.ids), dtype=torch.bool), whole
-    held_K = past["held"].cpu()[ctx.ids]
+    held_K = past["held"][ctx.ids]
     rounds, lengths = update_table(past)
     first_K = torch.searchsorted(torch.tensor(rounds, dtype=torch.int64), held_K)
     last = parcel_sizes(_last_parcel(method, down))
     own = torch.stack([x.cpu().expand(len(held_K)) for x in last.values()], dim=1)
     less = dict(zip(whole, (lengths[first_K] + own).unbind(1), strict=True))
-    behind_K = (held_K >= past["from"].cpu()) & (sum(less.values()) < sum(whole.values()))
+    behind_K = (held_K >= past["from"]) & (sum(less.values()) < sum(whole.values()))
     return behind_K, {kind: torch.where(behind_K, less[kind], whole[kind]) for kind in whole}
 
 
@@ -81,7 +81,7 @@ def write_download(method: Method, past: Tree, down: Parcel, ctx: Ctx) -> bytes:
         return to_bytes(down, 0, f"{parcel_about(ctx)}/down")
     held = int(past["held"][int(ctx.ids[0])])
     missed = [t for t in update_table(past)[0] if t >= held]
-    parts = [past[f"frame/{t}"].cpu().numpy().tobytes() for t in missed]
+    parts = [past[f"frame/{t}"].numpy().tobytes() for t in missed]
     return b"".join((*parts, to_bytes(_last_parcel(method, down), 0, _closing(ctx, held, missed))))
 
 

@@ -38,7 +38,7 @@ from sparing.core.method import (
 from sparing.core.ops import against_model, bounds, clear, increments, move_model, overlay
 from sparing.core.parcel import Cut, Cuts, Leaf, Parcel, Schema, spec_of_cut
 from sparing.core.tree import Layout, Masks, Tree, cleared, column, expand_rows, flat, prefixed, tree_to, under
-from sparing.core.versions import broadcast_update, first_past, mark_served
+from sparing.core.versions import broadcast_update, first_past, mark_served, past_to
 
 NOTES_UP = {"n": 1, "loss": 1}
 
@@ -65,9 +65,8 @@ class Server(NamedTuple):
         return next((x.device for x in self.model.values()), torch.device("cpu"))
 
     def to(self, device: torch.device) -> "Server":
-        trees = (self.model, self.share, self.blend, self.fit, self.past)
-        model, share, blend, fit, past = (tree_to(part, device) for part in trees)
-        return Server(model, share, blend, fit, self.met.cpu(), limits_of(model), self.rows, past)
+        model, share, blend, fit = (tree_to(part, device) for part in (self.model, self.share, self.blend, self.fit))
+        return Server(model, share, blend, fit, self.met.cpu(), limits_of(model), self.rows, past_to(self.past, device))
 
 
 def first_server(

@@ -14,7 +14,7 @@ or the whole. What the blended update has beside the model is written then, and 
 
 As a Tree: `held` [clients], the round each was last served in; `from`, the first round from which somebody can be
 brought up to date; `frame/ROUND` and `size/ROUND` of every update, `base/NAME` where there is one; and `memory/...`,
-what updates could not say yet.
+what updates could not say yet. The last two lie where the model does, the others on the host.
 """
 
 import torch
@@ -55,16 +55,22 @@ def first_past(method: Method, model: Tree, clients: int) -> Tree:
     device = next(iter(model.values())).device
     past = {f"memory/{name}": x.to(device) for name, x in broadcaster(method).init(method.layout).items()}
     if commonly_held(method):
-        past["held"] = torch.full((clients,), first_held(method), dtype=torch.int64, device=device)
-        past["from"] = torch.zeros(1, dtype=torch.int64, device=device)
+        past["held"] = torch.full((clients,), first_held(method), dtype=torch.int64)
+        past["from"] = torch.zeros(1, dtype=torch.int64)
     return past
+
+
+def past_to(past: Tree, device: torch.device) -> Tree:
+    """With what belongs to the model on its device, and the rest on the host."""
+    there = {name for name in past if name.partition("/")[0] in ("memory", "base")}
+    return {name: x.to(device) if name in there else x.cpu() for name, x in past.items()}
 
 
 def mark_served(past: Tree, ctx: Ctx) -> Tree:
     """These clients now hold the model that this round began with."""
     if "held" not in past:
         return past
-    return past | {"held": past["held"].index_fill(0, ctx.placed(ctx.ids), ctx.round)}
+    return past | {"held": past["held"].index_fill(0, ctx.ids, ctx.round)}
 
 
 # ------------------------------------------------------------------------------------------------ the server's update
@@ -119,9 +125,9 @@ def _broadcast_over_some(
 
 def _with_update(method: Method, model: Tree, past: Tree, data: bytes, sizes: dict[str, Tensor], ctx: Ctx) -> Tree:
     """With one more update, its bytes by kind; those that nobody would be sent any more are merged into the base."""
-    device, base = past["from"].device, under("base", past) or {name: model[name] for name in commonly_held(method)}
-    past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)}
-    past[f"size/{ctx.round}"] = torch.cat(list(sizes.values())).to(device)
+    base = under("base", past) or {name: model[name] for name in commonly_held(method)}
+    past = past | {f"frame/{ctx.round}": torch.frombuffer(bytearray(data), dtype=torch.uint8)}
+    past[f"size/{ctx.round}"] = torch.cat(list(sizes.values()))
     serving = [step.serving for step in method.blend.steps if step.serving is not None]
     notes = {name: torch.zeros(1, n) for one in serving for name, n in one.notes.items()}
     most = int(nbytes(Parcel({name: Leaf(model[name]) for name in base}, notes))[0])
@@ -148,7 +154,7 @@ def _without_updates(past: Tree, last: int) -> Tree:
 def update_table(past: Tree) -> tuple[list[int], Tensor]:
     """The rounds whose updates are there, and the bytes by kind of all from each on, `[rounds + 1, kinds]`."""
     rounds = sorted(map(int, under("frame", past)))
-    rows = [past[f"size/{t}"].cpu() for t in rounds] + [torch.zeros(5, dtype=torch.int64)]
+    rows = [past[f"size/{t}"] for t in rounds] + [torch.zeros(5, dtype=torch.int64)]
     return rounds, torch.stack(rows).flip(0).cumsum(0).flip(0)
 
 
@@ -163,7 +169,7 @@ def apply_update_bytes(method: Method, copy: Tree, data: Tensor | bytes, here: C
 
 
 def _read_update(method: Method, data: Tensor | bytes | memoryview, schema: Schema, here: Ctx) -> Parcel:
-    raw = data.cpu().numpy().tobytes() if isinstance(data, Tensor) else data
+    raw = data.numpy().tobytes() if isinstance(data, Tensor) else data
     return broadcaster(method).decode(_read_parcel(raw, schema, here), here)
 
 

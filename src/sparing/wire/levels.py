@@ -88,7 +88,6 @@ def class_of_kept(bits: np.ndarray, columns: int) -> np.ndarray:
     return np.concatenate([rows[row] + levels[column] for row, column in found or kept_in(bits, columns)])
 
 
-@operation
 def rows_and_columns(places: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Of positions in C order."""
     row = places // columns
@@ -129,7 +128,6 @@ def class_ends(g: LevelGrid, kind: int) -> np.ndarray:
     return np.cumsum(found, out=found)
 
 
-@operation
 def class_counts(rows: np.ndarray, columns: np.ndarray, row: np.ndarray, column: np.ndarray) -> np.ndarray:
     """How many of these positions every class has, `[127]`."""
     return np.bincount(rows[row] + columns[column], minlength=2 * LEVELS - 1)
@@ -142,7 +140,6 @@ def column_ranks(g: LevelGrid) -> np.ndarray:
     return rank - g.first[g.columns]
 
 
-@operation
 def class_numbers(g: LevelGrid, row: np.ndarray, column: np.ndarray) -> list[np.ndarray]:
     """Positions, given in C order, by class: their numbers in each."""
     rank = column_ranks(g)

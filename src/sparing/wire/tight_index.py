@@ -47,6 +47,7 @@ Way = tuple[int, Callable[[], list[bytes]]]
 """Bytes in all, nearly, and the writing."""
 
 
+@operation
 def encode_tight_index(bits: np.ndarray, columns: int | None) -> list[bytes]:
     """Bool `[u]` as the code's byte and what follows; `columns` is a row's length where the universe is a matrix."""
     return tight_index_way(bits, columns)[1]()
@@ -114,7 +115,6 @@ def gaps_way(numbers: list[np.ndarray], head: bytes) -> Way:
     return len(head) + plan.size + packed_size(int(WIDTHS[symbols].sum()), 1), write
 
 
-@operation
 def gaps_of(numbers: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """How many numbers were skipped before each, class by class, and their symbols."""
     gaps = np.concatenate([np.diff(some, prepend=-1) - 1 for some in numbers])

@@ -28,6 +28,7 @@ SMALL = 1 << 16
 """Up to so many codes, everything is tried; beyond, what promises most."""
 
 
+@operation
 def encode_tight_values(codes: np.ndarray, columns: int | None, kept: np.ndarray | None = None) -> list[bytes]:
     """int8 `[n]` as the code's byte and what follows.
 
@@ -131,7 +132,6 @@ def _sparse_way(codes: np.ndarray, columns: int | None) -> Way:
     return 1 + where[0] + values[0], lambda: [bytes([SPARSE]), *where[1](), *values[1]()]
 
 
-@operation
 def nonzero_codes(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which are not zero, and those."""
     alive = codes != 0

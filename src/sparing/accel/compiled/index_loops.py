@@ -128,14 +128,3 @@ def line_sums(symbols: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray
             by_column[column] += size
             by_row[row] += size
     return by_row, by_column
-
-
-@compiled
-def without_zeros(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which codes are not zero, and those; a zero is written over by the next."""
-    alive, out, found = np.empty(len(codes), np.bool_), np.empty(len(codes) + 1, np.int8), 0
-    for i in range(len(codes)):
-        out[found] = codes[i]
-        alive[i] = codes[i] != 0
-        found += alive[i]
-    return alive, out[:found].copy()

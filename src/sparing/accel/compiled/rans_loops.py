@@ -35,9 +35,15 @@ def plan_tables(symbols: np.ndarray, contexts: np.ndarray, bits: int) -> tuple[n
     else:
         for symbol in symbols:
             histograms[0, symbol] += 1
+    return tables_of(histograms, bits)
+
+
+@compiled
+def tables_of(histograms: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """The same from how often each symbol occurs in each context, `[contexts, 256]`."""
     rows = table_of_contexts(histograms)
     merged = np.zeros((rows[-1] + 1, 256), np.int64)
-    for context in range(count):
+    for context in range(len(histograms)):
         merged[rows[context]] += histograms[context]
     tables = np.zeros_like(merged)
     heads, used, price = np.empty(len(merged) * HEAD, np.uint8), 0, 0

@@ -58,15 +58,15 @@ def ecsq_codec(layout: Layout, step: float = 1.0, over: str = "model") -> Codec:
 
 def _step_for(leaves: list[Leaf], multiple: float) -> Tensor:
     """`multiple` root mean squares of what these leaves send, and no more than the largest value, `[K]` float64."""
-    count = sum((_entries_sent(leaf) for leaf in leaves), torch.zeros((), dtype=torch.int64))
+    count = torch.as_tensor(sum(_entries_sent(leaf) for leaf in leaves))  # on the host, if it follows from shapes
     square = sum(dots([Term(leaf.value) for leaf in leaves], len(leaves[0].value))[0].unbind(1), torch.zeros(()))
     peak = torch.stack([peaks(leaf.value).double() for leaf in leaves]).amax(0)
     return torch.minimum(multiple * (square / count.clamp(min=1)).sqrt(), peak)
 
 
-def _entries_sent(leaf: Leaf) -> Tensor:
-    """How many values are sent, `[1]` or `[K]`."""
+def _entries_sent(leaf: Leaf) -> Tensor | int:
+    """How many values are sent, of everyone or of each `[1 or K]`."""
     mask = sent_mask(leaf)
     if mask is None:
-        return torch.tensor([leaf.value[0].numel()], device=leaf.value.device)
+        return leaf.value[0].numel()
     return mask.expand(-1, *leaf.value.shape[1:]).reshape(len(mask), -1).sum(1)
