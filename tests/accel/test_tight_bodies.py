@@ -102,3 +102,14 @@ def test_clients_are_measured_as_they_are_written(shape: tuple[int, ...], k: int
 def test_codes_without_a_place_are_refused() -> None:
     with pytest.raises(AssertionError, match="a code for every kept position"):
         tight_values.encode_tight_values(np.ones(9, np.int8), None, np.ones(8, bool))
+
+
+def test_a_mask_that_is_the_same_everywhere_may_lie_in_memory_once():
+    nowhere, everywhere = (np.broadcast_to(np.array([same]), (40,)) for same in (False, True))
+    codes = np.arange(40).astype(np.int8)
+    for kept, sent in ((nowhere, codes[:0]), (everywhere, codes)):
+        plain = tight_values.encode_tight_values.plain(sent, 4, kept)
+        assert b"".join(tight_values.encode_tight_values(sent, 4, kept)) == b"".join(plain)
+        assert b"".join(tight_index.encode_tight_index(kept, 4)) == b"".join(
+            tight_index.encode_tight_index.plain(kept, 4)
+        )

@@ -11,8 +11,8 @@
 
 Entropy coding takes codes in zigzag order: 0, -1, 1, -2, ... as 0, 1, 2, 3, ...
 
-    >>> [piece.hex() for piece in encode_tight_values(np.array([0, 0, 3], dtype=np.int8), None)]
-    ['0003', 'c000']
+    >>> b"".join(encode_tight_values(np.array([0, 0, 3], dtype=np.int8), None)).hex()
+    '0003c000'
 """
 
 import numpy as np

@@ -16,7 +16,7 @@ from sparing.wire.section import CODES, matrix_columns
 
 def compiled_tight_index(bits: np.ndarray, columns: int | None) -> list[bytes]:
     """`tight_index.encode_tight_index`."""
-    places = tight_value_loops.true_places(bits.view(np.int8))
+    places = tight_value_loops.true_places(_bytes_of(bits))
     return [tight_index_loops.index_way(places, len(bits), columns or 0)[1].tobytes()]
 
 
@@ -26,9 +26,14 @@ def compiled_tight_values(codes: np.ndarray, columns: int | None, kept: np.ndarr
         return tight_values.encode_tight_values.plain(codes, columns, kept)
     if kept is None:
         return [tight_value_loops.written_whole(codes, columns or 0).tobytes()]
-    places = tight_value_loops.true_places(kept.view(np.int8))
+    places = tight_value_loops.true_places(_bytes_of(kept))
     assert len(places) == len(codes), "a code for every kept position"
     return [tight_value_loops.written_kept(codes, places, len(kept), columns or 0).tobytes()]
+
+
+def _bytes_of(mask: np.ndarray) -> np.ndarray:
+    """Also of one that is the same everywhere and lies in memory once."""
+    return np.ascontiguousarray(mask).view(np.int8)
 
 
 class Measured(NamedTuple):

@@ -141,8 +141,8 @@ def low_bits_of(gaps: np.ndarray, symbols: np.ndarray) -> np.ndarray:
 @compiled
 def total_width(symbols: np.ndarray) -> int:
     total = 0
-    for symbol in symbols:
-        total += WIDTHS[symbol]
+    for i in range(len(symbols)):
+        total += int(WIDTHS[symbols[i]])
     return total
 
 
