@@ -12,8 +12,9 @@ seconds     a round of all clients, after one to warm up. The plain loop trains 
 share       floating-point operations of the model a second, 4 P a token (2 P forward, 2 P back through a frozen base;
             P: weights of dense layers) and 8 T d a layer for attention, by those of a product of two matrices
             8192 x 8192 in bfloat16, measured in the same call. What is computed again counts for nothing.
-beyond      torch.cuda.max_memory_allocated of the round, less the base's bytes, less what autograd saves for as many
-            samples as are in flight (`sample_activations`, logits included): adapters, optimiser, server, all else
+beyond      torch.cuda.max_memory_allocated of the round and the memory of recorded graphs, less the base's bytes, less
+            what autograd saves for as many samples as are in flight (`sample_activations`, logits included): adapters,
+            optimiser, server, all else
 server      a round less the training of its clients
 up, down    bytes of a client and round
 """
@@ -42,7 +43,6 @@ TARGETS = ["q_proj", "v_proj"]
 TINY = DecoderShape(2, 64, 4, 2, 128, 512, 32)
 ALPHA = 16.0
 COUNTED = 2  # rounds, after one to warm up
-ROOM = 80e9  # bytes of activations, of clients side by side on a GPU
 
 
 class Case(NamedTuple):
@@ -63,6 +63,7 @@ class Setting(NamedTuple):
     steps: dict[int, int]  # batch -> steps of a client
     ranks: tuple[int, ...]
     device: torch.device
+    beside: int  # clients of a rank whose steps are in flight together, on paths stacked and compiled
 
 
 def main() -> None:
@@ -92,14 +93,17 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("runs/adapters.json"))
     parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--kernel", choices=("written", "sdpa"), default="written")
+    parser.add_argument(
+        "--beside", type=int, default=1, help="clients of a rank in flight together, on paths stacked and compiled"
+    )
     return parser
 
 
 def setting_of(args: argparse.Namespace) -> Setting:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if args.tiny:
-        return Setting(TINY._replace(kernel=args.kernel), 4, {1: 2, 4: 2}, (2, 4), device)
-    return Setting(DecoderShape(kernel=args.kernel), 20, {1: 8, 16: 4}, (4, 8, 16, 32, 64), device)
+        return Setting(TINY._replace(kernel=args.kernel), 4, {1: 2, 4: 2}, (2, 4), device, args.beside)
+    return Setting(DecoderShape(kernel=args.kernel), 20, {1: 8, 16: 4}, (4, 8, 16, 32, 64), device, args.beside)
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -108,6 +112,7 @@ def cases(setting: Setting) -> list[Case]:
     ranks = [setting.ranks, (middle,)]
     ways = ["plain", "stacked", "loop-fast"]
     plain = [Case(by, batch, rank) for batch in setting.steps for rank in ranks for by in ways]
+    plain += [Case("compiled", batch, (middle,)) for batch in setting.steps]
     return plain + [Case(by, max(setting.steps), setting.ranks, True) for by in ("plain", "loop-fast")]
 
 
@@ -191,7 +196,7 @@ class Clock:
         self.rounds.append((time.perf_counter(), self.trained))
         self.trained = 0.0
         if self.device.type == "cuda":
-            self.peaks.append(torch.cuda.max_memory_allocated())
+            self.peaks.append(torch.cuda.max_memory_allocated() + graph_memory())
             torch.cuda.reset_peak_memory_stats()
 
     def timed(self, train: Callable[..., Any]) -> Callable[..., Any]:
@@ -240,10 +245,7 @@ def ours(case: Case, setting: Setting) -> dict[str, Any]:
 
 def side_by_side(case: Case, setting: Setting) -> int:
     """Clients whose steps are in flight together."""
-    if case.by != "stacked":
-        return 1
-    held = case.batch * activations(setting).held(case.recompute, False)
-    return max(1, min(setting.clients, int(ROOM / held)))
+    return min(setting.beside, setting.clients // len(case.ranks)) if case.by in ("stacked", "compiled") else 1
 
 
 def activations(setting: Setting) -> SampleActivations:
@@ -262,6 +264,12 @@ def memory_of(case: Case, setting: Setting, clock: Clock, inside: int) -> dict[s
         peak = max(clock.peaks[1 : COUNTED + 1])
         found |= {"peak": peak, "beyond": peak - found["base"] - held}
     return found
+
+
+def graph_memory() -> int:
+    """Bytes that recorded graphs hold for what comes and goes within them."""
+    parts = torch.cuda.memory_snapshot()
+    return sum(part["total_size"] - part["allocated_size"] for part in parts if part["segment_pool_id"] != (0, 0))
 
 
 class PlainAdapter(nn.Module):

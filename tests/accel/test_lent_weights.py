@@ -92,3 +92,43 @@ def test_equals_the_loop_recorded_on_a_gpu(precision, close):
     for name, x in loop.items():
         moved = (x - start[name].to(x.device)).norm()
         assert (recorded[name] - x).norm() <= close * moved, name
+
+
+class Sentences(nn.Module):
+    """Tokens through a frozen base in bfloat16, beside which thin layers train in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(11, 16, dtype=torch.bfloat16)
+        self.layer, self.head = (nn.Linear(16, n, dtype=torch.bfloat16) for n in (16, 11))
+        self.requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(4, 16) / 4), nn.Parameter(torch.randn(16, 4) / 9)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        thin = F.linear(F.linear(x.to(self.a.dtype), self.a), self.b)
+        return self.head(F.gelu(self.layer(x) + thin.to(x.dtype)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["stacked", "compiled"])
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_base_in_bfloat16_is_read_where_it_stands(path, precision):
+    model, count = Sentences().cuda(), torch.tensor([8, 3, 9, 5])
+    x, y = (torch.randint(11, (25, 6), generator=torch.Generator().manual_seed(i)).cuda() for i in (1, 2))
+    data, ids = Clients(x, y, count.cumsum(0) - count, count), torch.tensor([2, 0, 3])
+    ctx = context(5, 2, 3, ids, count[ids], clients=4, samples=25, device="cuda")
+    start = {name: p.detach()[None] for name, p in model.named_parameters()}
+    base = {name: value.clone() for name, value in start.items() if name not in ("a", "b")}
+    lesson = (model, cross_entropy, data, Local((PHASE,)), start, ctx)
+    loop = train(*lesson, "loop")[0]
+    for _ in range(2):
+        recorded = train(*lesson, path, graph=True, precision=precision)[0]
+        for name in ("a", "b"):
+            moved = (loop[name] - start[name]).norm()
+            assert (recorded[name] - loop[name]).norm() <= 0.2 * moved, name
+    ((_, player),) = RECORDS[model]
+    assert player.others["embed.weight"].data_ptr() == model.embed.weight.data_ptr()
+    for name, value in base.items():
+        assert torch.equal(start[name], value), name

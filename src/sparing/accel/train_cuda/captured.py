@@ -2,6 +2,7 @@
 
 import math
 import threading
+from collections.abc import Container
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from sparing.accel.bf16 import refuse_half_on_cuda
 from sparing.accel.cuda import has_triton
 from sparing.accel.train_cuda.recording import Recording
-from sparing.accel.train_cuda.sheet import Played
+from sparing.accel.train_cuda.sheet import Played, names_in_place
 from sparing.accel.train_stacked.schedule import StepTable, counted_in_tokens, reported_losses, step_table_here
 from sparing.accel.train_stacked.stacked import train_stacked
 from sparing.core.errors import TrainingError
@@ -21,18 +22,29 @@ from sparing.train.call import PathCall, not_finite
 from sparing.train.optim import is_sgd
 from sparing.train.precision import multiplying_as
 
+HALVES = (torch.bfloat16, torch.float16)
 KEPT, AMPLE = 8, 4
 """Recordings kept for a model; how many times the room that is needed, in clients and in steps, one may have."""
 
 
-def can_capture(local: Local, start: Tree) -> bool:
-    """Whether all that a step does can be replayed: SGD of one lr in float32 on CUDA, steered by nothing else."""
+def can_capture(local: Local, start: Tree, frozen: Container[str] = ()) -> bool:
+    """Whether all that a step does can be replayed: SGD of one lr in float32 on CUDA, steered by nothing else.
+
+    What is frozen may be in numbers of fewer bits.
+    """
     plain = all(is_sgd(p.optimiser) and not p.prox and not p.correct and not p.holds for p in local.phases)
     here = all(
-        x.is_cuda and x.dtype != torch.bool and (x.dtype == torch.float32 or not x.is_floating_point())
-        for x in start.values()
+        x.is_cuda
+        and x.dtype != torch.bool
+        and (x.dtype == torch.float32 or not x.is_floating_point() or (name in frozen and x.dtype in HALVES))
+        for name, x in start.items()
     )
     return plain and here and len(start) > 0 and has_triton()
+
+
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """Weights that nobody trains, under all of their names."""
+    return frozenset(name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad)
 
 
 class Player(Protocol):
@@ -66,7 +78,8 @@ def train_recorded_or_stacked(lesson: PathCall) -> tuple[Models, Tensor]:
 def may_record(lesson: PathCall) -> bool:
     steered = lesson.memory or lesson.anchor is not None or lesson.pull is not None
     single = isinstance(lesson.data.x, Tensor)  # a recording has one place for the samples
-    return lesson.graph and single and not steered and can_capture(lesson.local, lesson.start)
+    capture = lesson.graph and single and not steered
+    return capture and can_capture(lesson.local, lesson.start, frozen_names(lesson.model))
 
 
 def play_phases(lesson: PathCall, recorder: Recorder) -> tuple[Models, Tensor] | None:
@@ -126,7 +139,7 @@ def find_player(recorder: Recorder, lesson: PathCall, phase: Phase, table: StepT
     even = all(table.full) and set(table.width) == {table.places.shape[2]} and table.alive[-1] == k
     shared = tuple(name for name, x in state.items() if x.shape[0] == 1)
     key = (recorder, lesson.loss, lesson.data, phase, lesson.local.buffers, table.places.shape[2], shared)
-    key = (*key, lesson.device, lesson.precision)
+    key = (*key, lesson.device, lesson.precision, names_in_place(lesson.model, state))
     alike = [record for other, record in known if other == key and (even or record.padded)]
     alike = [record for record in alike if record.k <= AMPLE * k and record.steps <= AMPLE * steps]
     fits = [record for record in alike if k <= record.k and steps <= record.steps]
@@ -139,6 +152,11 @@ def find_player(recorder: Recorder, lesson: PathCall, phase: Phase, table: StepT
     record = recorder(lesson, phase, table, k, steps, not even, state)
     known.append((key, record))
     return record
+
+
+def forget_recordings(model: nn.Module) -> None:
+    """Those of a trial, which are too small for what comes."""
+    RECORDS.pop(model, None)
 
 
 def _roomy(n: int, before: list[int]) -> int:

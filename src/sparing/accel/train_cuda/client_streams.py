@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sparing.accel.grown import Grown
 from sparing.accel.train_cuda.compiled_step import ClientTensors, known_step
-from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, unmoved
+from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, names_in_place, unmoved
 from sparing.accel.train_stacked.schedule import StepTable
 from sparing.core.method import Phase
 from sparing.core.ops import place
@@ -46,8 +46,11 @@ class ClientStreams:
 
         self.params, self.near = rooms(torch.float32), rooms(self.half, self.step.half)
         self.velocity = rooms(torch.float32, momentum)
+        self.in_place = self._lent_as_they_are(names_in_place(lesson.model, state))
         self.others = {
-            name: client_rows(1 if state[name].shape[0] == 1 else k, x.shape, self._kept_as(x), device)
+            name: state[name]
+            if name in self.in_place
+            else client_rows(1 if state[name].shape[0] == 1 else k, x.shape, self._kept_as(x), device)
             for name, x in work.state.items()
             if name in self.step.others
         }
@@ -57,11 +60,18 @@ class ClientStreams:
         self.graph = self.sheet.record(self.take_step) if device.type == "cuda" else None
 
     def _kept_as(self, x: Tensor) -> torch.dtype:
-        return self.half if x.is_floating_point() else x.dtype
+        return self.half if x.dtype == torch.float32 else x.dtype
+
+    def _lent_as_they_are(self, names: frozenset[str]) -> frozenset[str]:
+        """Those of what does not move that need no other numbers, and no other order of axes."""
+        own = self.step.work.state
+        return frozenset(
+            n for n in names & set(self.step.others) if self._kept_as(own[n]) == own[n].dtype and own[n].ndim != 4
+        )
 
     def load(self, state: Tree, table: StepTable) -> None:
         k, order = table.order.shape[0], None if table.ordered else place(table.order, self.sheet.t.device)
-        rooms = self.params | self.others
+        rooms = self.params | {name: x for name, x in self.others.items() if name not in self.in_place}
         given = [state[name] if order is None or state[name].shape[0] == 1 else state[name][order] for name in rooms]
         into = [room[:k] if len(room) > 1 else room for room in rooms.values()]
         _copy_all(into, given)

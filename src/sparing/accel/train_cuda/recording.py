@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from sparing.accel.grown import Grown
 from sparing.accel.keyed_classes import stacked_copy
 from sparing.accel.lazy_product import Product
-from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, unmoved
+from sparing.accel.train_cuda.sheet import Played, StepSheet, as_read, names_in_place, unmoved
 from sparing.accel.train_stacked.schedule import StepTable
 from sparing.accel.train_stacked.stacked import lent_apart, lent_names, refuse_unstackable
 from sparing.core.method import Phase
@@ -85,8 +85,11 @@ class Recording:
         self.moved = [*names, *skipped]
         lent = lent_names(self.work, lesson.local.phases, state) - kernel_weights(self.work.module)
         self.lent = lent & {name for name in kept if name not in names}
+        self.in_place = self.lent & names_in_place(lesson.model, state)
         self.others = {
-            name: torch.zeros(1 if name in lent else k, *x.shape, dtype=x.dtype, device=device)
+            name: state[name]
+            if name in self.in_place
+            else torch.zeros(1 if name in lent else k, *x.shape, dtype=x.dtype, device=device)
             for name, x in kept.items()
             if name not in names
         }
@@ -141,7 +144,7 @@ class Recording:
             if into:
                 torch._foreach_copy_(into, given)  # pyright: ignore[reportPrivateImportUsage]
 
-        fill(self.base | self.others)
+        fill(self.base | {name: x for name, x in self.others.items() if name not in self.in_place})
         fill({f"{name}.weight": dense.weight for name, dense in self.dense.items()})
         self.sheet.load(table)
 
@@ -258,7 +261,8 @@ class Recording:
             work.step.begin(key, real)
             past.of = {name: (*pasts[name], probes[name]) for name in pasts}
             past.saw = {}
-            beside = {n: v if n in self.buffers else v.to(self.half) for n, v in rest.items()}
+            wide = {n for n, v in rest.items() if v.dtype == torch.float32 and n not in self.buffers}
+            beside = {n: v.to(self.half) if n in wide else v for n, v in rest.items()}
             state = {**params, **beside, **weights}
             losses = self.losses(functional_call(work.module, state, (x,)), y)
             total = batch_mean(losses, sample_weights(self.loss, y), real)

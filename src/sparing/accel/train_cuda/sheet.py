@@ -4,14 +4,16 @@ A replay needs nothing from the host: the step stands in a tensor, and samples a
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparing.accel.grown import Grown
 from sparing.accel.train_stacked.schedule import StepTable
 from sparing.core.ops import place
+from sparing.core.tree import Tree
 from sparing.data.augment import augment_batch
 from sparing.data.clients import Clients
 from sparing.data.dataset import to_network_input
@@ -83,9 +85,18 @@ class StepSheet:
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         self.t.zero_()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may wait for the GPU
+        pool = shared_pool(self.t.device)
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):  # other threads may wait for the GPU
             what()
         return graph
+
+
+@cache
+def shared_pool(device: torch.device) -> Any:
+    """Memory for what comes and goes within a graph. All graphs take turns in it, as all that they leave behind stands
+    elsewhere, and none is replayed beside another."""
+    with torch.cuda.device(device):
+        return torch.cuda.graph_pool_handle()
 
 
 def as_read(samples: Tensor, dtype: torch.dtype) -> Tensor:
@@ -102,6 +113,12 @@ def unmoved(k: int, start: Tensor, formed: bool) -> Tensor:
     """What was added to a tensor of k clients that did not move; not formed, it takes no room."""
     zero = torch.zeros((), dtype=start.dtype, device=start.device).expand(k, *start.shape[1:])
     return zero.clone(memory_format=torch.contiguous_format) if formed else zero
+
+
+def names_in_place(model: nn.Module, state: Tree) -> frozenset[str]:
+    """Frozen weights that stand where the model itself has them: a recording reads them there, and holds no copy."""
+    frozen = (pair for pair in model.named_parameters(remove_duplicate=False) if not pair[1].requires_grad)
+    return frozenset(name for name, p in frozen if name in state and p.data_ptr() == state[name].data_ptr())
 
 
 def _bring(into: Tensor, x: Tensor) -> None:

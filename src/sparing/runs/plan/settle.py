@@ -15,7 +15,7 @@ import torch
 from sparing.accel.install import SWITCH
 from sparing.accel.train_choice import fastest_path
 from sparing.accel.train_cpu.implicit import can_imply, history_bytes, most_visits
-from sparing.accel.train_cuda.captured import can_capture
+from sparing.accel.train_cuda.captured import can_capture, forget_recordings
 from sparing.accel.train_cuda.compiled_path import can_compile
 from sparing.core.byte_sizes import bytes_of_text
 from sparing.core.errors import ConfigError
@@ -114,6 +114,7 @@ def settle_plan(plan: PlanSection, engine: str, job: Job, cohort: int, method: S
     else:
         how, why, way, speeds = _measured_layout(way, plan, job, cohort, method, seconds, step)
     graph = job.graph and way.path in _RECORDED and path_agrees(job, way.path, graph=True)
+    forget_recordings(job.model)
     if plan.graph is True and not graph:
         raise ConfigError(
             f"plan.graph is true, but this training cannot be recorded, or comes out differently (path {way.path}): it "

@@ -10,12 +10,14 @@ products, without a difference: direction i counts with the weight of the client
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from sparing.core.context import Ctx
 from sparing.core.method import Gathering, Remembered, Report, Resize
+from sparing.core.threads import work_side_by_side
 from sparing.core.tree import Layout, Masks, Tree
 from sparing.parts.size.lora.adapted import A, B, keyed_rows
 from sparing.parts.size.lora.products import Pair, factors_cut, strongest_directions
@@ -53,6 +55,16 @@ def _without_zeros(pair: Pair, factor: Tensor) -> Pair:
     return b[:, some], pair[1][some]
 
 
+class CutLayer(NamedTuple):
+    """What the server keeps of a layer."""
+
+    path: str
+    b: Tensor
+    a: Tensor
+    truncated: float  # relative
+    energy: float  # of all directions
+
+
 def gathered_resize(layout: Layout, ranks: Ranks, mix: Mix, keep: int) -> Resize:
     """Clients get the strongest directions; where B has a zero column, the row of A that all of them draw."""
     layers = adapter_layers(layout)
@@ -75,17 +87,24 @@ def gathered_resize(layout: Layout, ranks: Ranks, mix: Mix, keep: int) -> Resize
     def blend(model: Tree, came: list[Tree], weight: Tensor, ctx: Ctx) -> tuple[Tree, Report]:
         share, scale = (weight / sum(weight.tolist())).double().cpu(), ranks.scale_at(ranks.most)
         values, report, lost, whole = {}, {}, 0.0, 0.0
-        for path in layers:
+
+        def cut(path: str) -> CutLayer:
             one, other = model[f"{path}.{B}"], model[f"{path}.{A}"]
             pairs = [matrices_of(x[f"{path}.{B}"], x[f"{path}.{A}"], ranks) for x in came]
             server = scale * one[0].flatten(1).double().cpu(), other[0].flatten(1).double().cpu()
             found = strongest_directions(mix(server, pairs, share))
             rows = keyed_rows(path, ctx.seed, ctx.round, other.shape[1], tuple(other.shape[2:])).flatten(1)
-            (b, a), cut = factors_cut(found, keep, scale, rows)
-            values[f"{path}.{B}"] = b.reshape(one.shape).to(one.device)
-            values[f"{path}.{A}"] = a.reshape(other.shape).to(other.device)
-            energy = float(found.s.square().sum())
-            report[f"truncated/{path}"], lost, whole = cut, lost + cut**2 * energy, whole + energy
+            (b, a), truncated = factors_cut(found, keep, scale, rows)
+            factors = b.reshape(one.shape).to(one.device), a.reshape(other.shape).to(other.device)
+            return CutLayer(path, *factors, truncated, float(found.s.square().sum()))
+
+        def take(found: CutLayer) -> None:
+            nonlocal lost, whole
+            values[f"{found.path}.{B}"], values[f"{found.path}.{A}"] = found.b, found.a
+            report[f"truncated/{found.path}"] = found.truncated
+            lost, whole = lost + found.truncated**2 * found.energy, whole + found.energy
+
+        work_side_by_side(layers, cut, take, torch.get_num_threads())
         return values, report | {"truncation_error": (lost / whole) ** 0.5 if whole else 0.0}
 
     def grow(resized: Tree, size: int, ctx: Ctx) -> tuple[Tree, Masks]:
