@@ -83,6 +83,14 @@ def summands(d: Draw, *, before: bool = False, dtype: torch.dtype = torch.float3
     return sums, update, SHARES, grid, d.ctx
 
 
+def planes_and_codes(d: Draw, rows: int, columns: int, size: float = 40.0, turned: bool = False) -> tuple:
+    def whole(*shape: int) -> Tensor:
+        return (d.normal(*shape).abs() * size).clamp(max=127).to(torch.int8)
+
+    high, low = (whole(K, columns, rows).mT if turned else whole(K, rows, columns) for _ in range(2))
+    return subspace.Planes(high, low, d.placed([1.0])), whole(K, columns, 9)
+
+
 def one_row_for_all(d: Draw) -> tuple:
     model, update = d.tree(1), d.tree(1)
     return {}, update, SHARES, Grid(limits_of(model), 1.0), d.ctx
@@ -331,6 +339,7 @@ CASES: dict[tuple[object, str], Case] = {
     (matrices.add_components, "conv"): lambda d: components(d, (9, 8, 5, 5)),
     (dead_zone.rounded, ""): lambda d: (d.normal(K, d.n).double() * d.placed([[0.0], [1.0], [3.0], [1e-9], [1e9]]), 20),
     (dead_zone.rounded, "turned"): lambda d: (d.normal(K, 9, d.n // 9).double().mT, 26),
+    (dead_zone.rounded, "tiny"): lambda d: (d.normal(K, 9).double() * 2.0**-1030, 20),
     (dead_zone.rounded, "halves"): lambda d: (d.normal(K, d.n).mul(8).round().double() / 2, 5),
     (dead_zone.rounded, "no number"): lambda d: (d.normal(K, 9).double() / 0, 12),
     (count.index_sizes, ""): sparse,
@@ -340,6 +349,17 @@ CASES: dict[tuple[object, str], Case] = {
     (versions.read_back, ""): written_update,
     (byte_budget.for_each_client, ""): sent_by_each,
     (subspace.eigen_pairs, ""): symmetric,
+    (subspace.in_two_planes, ""): lambda d: (
+        d.normal(K, 9, d.n).double() * d.placed([[[0.0]], [[1.0]], [[1e9]], [[3.0]], [[1e-9]]]),
+    ),
+    (subspace.in_two_planes, "turned"): lambda d: (d.normal(K, 9, d.n).double().mT,),
+    (subspace.in_two_planes, "no number"): lambda d: (d.normal(K, 9, 9).double() / 0,),
+    (subspace.whole_numbers, ""): lambda d: (d.normal(K, 9, 5).double() * d.placed([0.0, 1.0, 1e9, 3.0, 1e-9]),),
+    (subspace.whole_numbers, "wide"): lambda d: (d.normal(K, d.n, 40).double(),),
+    (subspace.whole_numbers, "turned"): lambda d: (d.normal(K, 9, d.n).double().mT,),
+    (subspace.whole_product, ""): lambda d: planes_and_codes(d, d.n, 30),
+    (subspace.whole_product, "turned"): lambda d: planes_and_codes(d, 30, d.n, turned=True),
+    (subspace.whole_product, "largest"): lambda d: planes_and_codes(d, 5, 140_000 if d.large else 1000, 1e9),
     (parcel_sizes.upload_sizes, ""): partial(parcels, up=True),
     (parcel_sizes.download_sizes, ""): partial(parcels, up=False),
     (divergence.difference_sums, ""): lambda d: (

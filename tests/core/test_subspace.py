@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from sparing.parts.code.budget.subspace import strongest_subspace
+from sparing.parts.code.budget.subspace import Planes, strongest_subspace, whole_product
+
+SIDES = ((50, 999), (50, 999), (999, 30))
 
 
 def start(k, n, r, seed=0):
@@ -15,12 +17,12 @@ def falling(k, m, n, seed=0, rate=0.7):
     return (u * rate ** torch.arange(min(m, n))) @ v.mT
 
 
-@pytest.mark.parametrize(("m", "n"), [(40, 12), (12, 40), (7, 7)])
+@pytest.mark.parametrize(("m", "n"), [(40, 12), (300, 12), (7, 7)])
 def test_all_components_of_a_small_matrix_are_those_of_its_decomposition(m, n):
     x = torch.randn(2, m, n, generator=torch.Generator().manual_seed(1))
     found = strongest_subspace(x, start(2, n, n), min(m, n), 2)
-    assert torch.allclose(found.s, torch.linalg.svdvals(x.double()), rtol=1e-4)
-    assert torch.allclose((found.u * found.s[:, None]) @ found.v.mT, x.double(), atol=1e-4)
+    assert torch.allclose(found.s, torch.linalg.svdvals(x.double()), rtol=3e-4)
+    assert torch.allclose((found.u * found.s[:, None]) @ found.v.mT, x.double(), atol=3e-4)
     for vectors in (found.u, found.v):
         assert torch.allclose(
             vectors.mT @ vectors, torch.eye(min(m, n), dtype=torch.float64).expand(2, -1, -1), atol=1e-4
@@ -33,11 +35,30 @@ def test_the_strongest_of_a_large_one_are_found_from_any_start():
     found = strongest_subspace(x, start(1, 80, 18), 10, 2)
     assert found.s.shape == (1, 10)
     assert torch.allclose(found.s[:, :8], best[:, :8], rtol=1e-3)
-    assert bool((found.s <= best[:, :10] * (1 + 1e-5)).all())
+    assert bool((found.s <= best[:, :10] * (1 + 1e-3)).all())
     once = strongest_subspace(x, start(1, 80, 10), 10, 1)
     assert (
         float(once.s.square().sum()) < float(found.s.square().sum()) < float(best[:, :10].square().sum()) * (1 + 1e-4)
     )
+
+
+@pytest.mark.parametrize("tail", [1.0, 30.0, 300.0])
+def test_what_is_lost_is_within_a_few_percent_of_the_least(tail):
+    """Also where a few entries are so large that few bits tell little of the others."""
+    x = falling(3, 400, 90, rate=0.95) + 0.02 * torch.randn(3, 400, 90, generator=torch.Generator().manual_seed(5))
+    x[:, :3, :3] *= tail
+    best = torch.linalg.svdvals(x)[:, :20].square().sum(1)
+    found = strongest_subspace(x, start(3, 90, 28), 20, 2)
+    left = (x - (found.u * found.s[:, None]) @ found.v.mT).square().sum((1, 2))
+    assert bool((left / (x.square().sum((1, 2)) - best) < 1.05).all())
+
+
+def test_whole_products_are_exact():
+    g = torch.Generator().manual_seed(6)
+    high, low, codes = (torch.randint(-127, 128, (2, *sides), generator=g).to(torch.int8) for sides in SIDES)
+    high[0], codes[0] = 127, -127
+    wanted = (254 * high.long() + low) @ codes.long()
+    assert torch.equal(whole_product(Planes(high, low, torch.ones(2, 1, 1)), codes).long(), wanted)
 
 
 def test_row_k_has_the_bits_of_that_row_alone_at_any_number_of_threads():
@@ -57,11 +78,11 @@ def test_row_k_has_the_bits_of_that_row_alone_at_any_number_of_threads():
 
 
 def test_what_is_not_there_is_zero_and_what_is_not_a_number_stays_so():
-    x = torch.zeros(3, 9, 6)
+    x = torch.zeros(4, 9, 6)
     x[1] = torch.arange(9.0)[:, None] * torch.arange(6.0)  # rank one
-    x[2, 3, 4] = float("nan")
-    found = strongest_subspace(x, start(3, 6, 6), 4, 2)
+    x[2, 3, 4], x[3, 3, 4] = float("nan"), float("inf")
+    found = strongest_subspace(x, start(4, 6, 6), 4, 2)
     assert not found.s[0].any()
     assert not found.u[0].any()
     assert (found.s[1] > 0).tolist() == [True, False, False, False]
-    assert found.s[2].isnan().all()
+    assert found.s[2:].isnan().all()

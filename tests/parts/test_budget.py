@@ -18,7 +18,7 @@ from sparing.core.parcel import Leaf, Parcel, Schema, Spec, map_tensors, parcel_
 from sparing.core.registry import find_recipe
 from sparing.core.tree import Layout
 from sparing.parts.code.budget.byte_budget import Item, _written_parcel, budget_codec
-from sparing.parts.code.budget.byte_search import ENOUGH, fitted, reached
+from sparing.parts.code.budget.byte_search import CLOSE, ENOUGH, fitted, reached
 from sparing.parts.code.budget.matrices import as_matrix_shape, strongest_components
 from sparing.parts.code.budget.rate_distortion import judged, piece
 from sparing.wire import from_bytes, nbytes, to_bytes
@@ -340,9 +340,27 @@ def test_the_step_is_found_in_few_looks_wherever_it_is(near, width, below, above
         looks.append(i)
         return (below if i <= edge else above) + rise * (i - edge - (i > edge))
 
-    assert reached(near, far, excess) == edge
+    found = reached(near, far, excess)
     assert len(set(looks)) == len(looks) <= 40
     assert all(near < i < far for i in looks)
+    assert found == edge or -CLOSE <= excess(found) <= 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 704), max_size=8), st.floats(-5, 5), st.floats(0.001, 0.2))
+def test_known_places_are_not_looked_at_beyond_the_nearest(known, height, rise):
+    """They are those of a search before, for another budget."""
+    looks = []
+
+    def excess(i):
+        looks.append(i)
+        return height + rise * (i - 350)
+
+    found = reached(0, 705, excess, known)
+    assert excess(found) <= 0 or found == 0
+    assert found == 704 or excess(found + 1) > 0 or excess(found) >= -CLOSE
+    nearest = max((i for i in known if height + rise * (i - 350) <= 0), default=0)
+    assert all(i >= nearest for i in looks if i not in known)
 
 
 @pytest.mark.parametrize(("rate", "noise"), [(0.8, 0.0), (0.9, 0.01), (0.5, 0.05)])

@@ -36,7 +36,9 @@ def committed(bank):
     return saved
 
 
-def test_an_altered_row_is_named(tmp_path):
+@pytest.mark.parametrize("long", [False, True])
+def test_an_altered_row_is_named(tmp_path, long, monkeypatch):
+    monkeypatch.setattr(slot_file, "_LONG_RECORD", 0 if long else 1 << 20)
     bank = SlotBank(tmp_path / "clients.slots", TEMPLATE, 100)
     bank.write(torch.arange(40, 50), rows_of(10, 3))
     saved = committed(bank)
@@ -67,7 +69,9 @@ def test_a_short_or_missing_file_is_named(tmp_path):
         SlotBank(bank.path, TEMPLATE, 100).restore(saved)
 
 
-def test_a_file_that_shrinks_while_in_use_is_noticed(tmp_path):
+@pytest.mark.parametrize("long", [False, True])
+def test_a_file_that_shrinks_while_in_use_is_noticed(tmp_path, monkeypatch, long):
+    monkeypatch.setattr(slot_file, "_LONG_RECORD", 0 if long else 1 << 20)
     bank = SlotBank(tmp_path / "clients.slots", TEMPLATE, 100)
     bank.write(torch.arange(10), rows_of(10, 3))
     os.truncate(bank.path, 9 * bank.size + 1)
@@ -152,7 +156,9 @@ def test_rows_are_durable_before_the_table_is_given_out(tmp_path, monkeypatch):
     assert synced == [os.stat(bank.path).st_ino]
 
 
-def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
+@pytest.mark.parametrize("long", [False, True])
+def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch, long):
+    monkeypatch.setattr(slot_file, "_LONG_RECORD", 0 if long else 1 << 20)
     bank = SlotBank(tmp_path / "clients.slots", TEMPLATE, 30)
     bank.write(torch.arange(5), rows_of(5, 1))
     saved = committed(bank)
@@ -185,13 +191,16 @@ def test_writing_after_close_keeps_what_was_committed(tmp_path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(stage=st.integers(1, 400), picks=st.lists(st.lists(st.integers(0, 39), unique=True), max_size=6))
-def test_any_size_of_stage_gives_the_same_rows(tmp_path_factory, stage, picks):
+@given(
+    stage=st.integers(1, 400), long=st.booleans(), picks=st.lists(st.lists(st.integers(0, 39), unique=True), max_size=6)
+)
+def test_any_size_of_stage_gives_the_same_rows(tmp_path_factory, stage, long, picks):
     old, slot_file._STAGE_BYTES = slot_file._STAGE_BYTES, stage
     try:
         bank = SlotBank(tmp_path_factory.mktemp("s") / "s", TEMPLATE, 40)
     finally:
         slot_file._STAGE_BYTES = old
+    bank.long = long
     model = torch.zeros(40, dtype=torch.int64)
     for ids in picks:
         index = torch.tensor(ids, dtype=torch.int64)

@@ -1,15 +1,21 @@
-"""What a GPU leaves to its host in choosing what of an update travels: the clients' turns, side by side."""
+"""Choosing what of an update travels: products of small numbers, and what a GPU leaves to its host, side by side."""
 
 import os
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from sparing.accel.compiled import code_bodies
+from sparing.accel.compiled.host_rows import can_loop, rows_of
 from sparing.accel.host_workers import host_workers
 from sparing.core.parcel import Parcel
 from sparing.core.threads import intra_op, work_side_by_side
 from sparing.parts.code.budget import byte_budget, matrices, subspace
+
+MOST_TERMS = (2**31 - 1) // 127**2
+"""Products of int8 that int32 holds."""
 
 
 def fast_eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,6 +28,29 @@ def fast_eigen_pairs(gram: Tensor) -> tuple[Tensor, Tensor]:
     return vectors, values
 
 
+def fast_whole_product(a: subspace.Planes, b: Tensor) -> Tensor:
+    """`subspace.whole_product`, by the instructions that a processor has for numbers of 8 bits."""
+    if a.high.is_cuda or not multiplies_bytes() or a.high.shape[2] > MOST_TERMS:
+        return subspace.whole_product.plain(a, b)
+    out = torch.empty(len(b), a.high.shape[1], b.shape[2], dtype=torch.float64)
+    for into, high, low, codes in zip(out, a.high, a.low, b, strict=True):
+        first, second = (_multiply(plane, codes).numpy() for plane in (high, low))
+        code_bodies.join_planes(first, second, into.numpy())
+    return out
+
+
+@cache
+def multiplies_bytes() -> bool:
+    """Whether this processor adds up products of int8 in int32 with one instruction."""
+    asked = getattr(torch.cpu, "_is_vnni_supported", None)
+    return asked is not None and bool(asked()) and hasattr(torch, "_int_mm")
+
+
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    """Matrices of int8 -> int32."""
+    return torch._int_mm(a, b)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def fast_add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how: matrices.Matrix) -> None:
     """`matrices.add_components`, on a CPU one client after the other, and of each only what there is."""
     if value.device.type != "cpu":
@@ -29,9 +58,14 @@ def fast_add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how
         return
     for into, p, q, step in zip(value.split(1), a, b, step_K.expand(len(value)).split(1), strict=True):
         some = p.any(1)
-        if bool(some.any()) or not bool(step.isfinite()):  # which must not stay hidden
-            product = matrices.component_product(p[some][None], q[some][None], step, len(p))
-            into += matrices.matrix_as_weight(product, how, tuple(into.shape[1:]))
+        if not bool(some.any()) and bool(step.isfinite()):  # what is not must not stay hidden
+            continue
+        first, second = matrices.fitting_matrix(p[some][None], q[some][None], len(p))
+        product = matrices.matrix_as_weight(first.mT @ second, how, tuple(into.shape[1:]))
+        if can_loop(into) and into.is_contiguous() and into.dtype in code_bodies.KINDS:
+            code_bodies.add_multiple(rows_of(into)[0], float(step), rows_of(product)[0])
+        else:
+            into += step.to(product.dtype) * product
 
 
 def fast_for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:

@@ -34,6 +34,8 @@ from sparing.storage.weighted_sums import open_readers, read_record, weighted_su
 
 _STAGE_BYTES = 8 << 20
 """Bytes of records put together in memory before they are written, or cut up after they were read."""
+_LONG_RECORD = 1 << 20
+"""Bytes of a record beyond which every leaf goes straight to its place, and from there."""
 
 
 class SlotBank:
@@ -55,7 +57,9 @@ class SlotBank:
         self.device = torch.device(device)
         self.widths = {name: x.numel() * x.element_size() for name, x in self.template.items()}
         self.size = sum(self.widths.values())
-        self.stage = np.empty((max(1, _STAGE_BYTES // self.size) if self.size else 0, self.size), np.uint8)
+        self.long = self.size > _LONG_RECORD
+        staged = max(1, _STAGE_BYTES // self.size) if self.size else 0
+        self.stage = np.empty((staged, self.size), np.uint8)
         self.fd = -1
         self.shut = lambda: None
         self.set_table(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint32))
@@ -77,7 +81,11 @@ class SlotBank:
         order = np.argsort(slots)
         order = order[slots[order] > 0]
         columns = _leaf_bytes(out)
-        for rows in _index_batches(order, len(self.stage)):
+        for row in order if self.long else ():
+            self.load_record(
+                [column[row].numpy().data for column in columns.values()], int(slots[row]), int(client[row])
+            )
+        for rows in () if self.long else _index_batches(order, len(self.stage)):
             self.load(slots[rows], client[rows])
             index = torch.from_numpy(rows)
             for name, part in self.parts(len(rows)).items():
@@ -92,13 +100,22 @@ class SlotBank:
         if self.fd < 0:
             self.open(fresh=self.last == 0)
         slots = self.slots_for(client)
-        for part in _index_batches(np.argsort(slots), len(self.stage)):
-            index = torch.from_numpy(part)
-            chosen = _leaf_bytes({name: x[index.to(x.device)].cpu() for name, x in rows.items()})
-            for name, column in self.parts(len(part)).items():
-                column.copy_(chosen[name])
-            self.store(slots[part])
+        order = np.argsort(slots)
+        if self.long:
+            columns = _leaf_bytes({name: x.cpu() for name, x in rows.items()})
+            for row in order:
+                self.store_record([column[row].numpy().data for column in columns.values()], int(slots[row]))
+        else:
+            for part in _index_batches(order, len(self.stage)):
+                self.stage_rows(rows, part)
+                self.store(slots[part])
         self.slot_of[client] = slots
+
+    def stage_rows(self, rows: Tree, part: np.ndarray) -> None:
+        index = torch.from_numpy(part)
+        chosen = _leaf_bytes({name: x[index.to(x.device)].cpu() for name, x in rows.items()})
+        for name, column in self.parts(len(part)).items():
+            column.copy_(chosen[name])
 
     def mix(self, ids: Tensor, weight: Tensor) -> Tree:
         """As the bank in memory does it, to the bit, a few rows in memory at a time.
@@ -173,6 +190,32 @@ class SlotBank:
                 write_at(self.fd, self.stage[start:end].reshape(-1).data, (int(slots[start]) - 1) * self.size)
         except OSError as error:
             raise self.refused("cannot be written", error) from error
+
+    def store_record(self, leaves: list[memoryview], slot: int) -> None:
+        """Writes the leaves of one client."""
+        crc, at = 0, (slot - 1) * self.size
+        try:
+            for leaf in leaves:
+                crc = zlib.crc32(leaf, crc)
+                write_at(self.fd, leaf, at)
+                at += len(leaf)
+        except OSError as error:
+            raise self.refused("cannot be written", error) from error
+        self.crc[slot], self.sure[slot] = crc, True
+
+    def load_record(self, leaves: list[memoryview], slot: int, who: int) -> None:
+        """Reads the leaves of one client and checks them."""
+        crc, at = 0, (slot - 1) * self.size
+        try:
+            for leaf in leaves:
+                found = read_at(self.fd, leaf, at)
+                leaf[found:] = bytes(len(leaf) - found)  # the file ends early: the checksum tells
+                crc = zlib.crc32(leaf, crc)
+                at += len(leaf)
+        except OSError as error:
+            raise self.refused("cannot be read", error) from error
+        if crc != self.crc[slot]:
+            raise self.altered(who, slot)
 
     def load(self, slots: np.ndarray, client: np.ndarray) -> None:
         """Reads ascending slots into the stage and checks them."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from sparing.accel.compiled.compile import compiled
 from sparing.parts.code.budget import rate_distortion
-from sparing.parts.code.budget.rate_distortion import CLASSES, HEAD, LONGER, ROW_HEAD
+from sparing.parts.code.budget.rate_distortion import CLASSES, FACTOR_HEAD, HEAD, LONGER, ROW_HEAD
 from sparing.parts.code.dead_zone import DEAD, TOP
 
 NOTCHES = np.array(rate_distortion.NOTCHES)
@@ -132,7 +132,7 @@ def entropy_of_codes(numbers: np.ndarray, own: float) -> float:
             apart += share_log(counts[r, s])
     for s in range(256):
         joint += share_log(every[s])
-    return min(share_log(float(numbers.size)) - joint, rows - apart + ROW_HEAD * rank)
+    return min(share_log(float(numbers.size)) - joint, rows - apart + ROW_HEAD * rank) + FACTOR_HEAD
 
 
 @compiled

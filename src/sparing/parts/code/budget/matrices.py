@@ -29,7 +29,7 @@ from sparing.parts.factors import Shape, matrix_as_layer_weight, matrix_of, matr
 SLOPE = 0.25
 """Measured on updates of a CNN and a ResNet-18: anything from 0.15 to 0.35 takes about as many bytes."""
 PASSES, MORE = 2, 8
-"""Of the subspace iteration: its steps, and the columns it carries beside those asked for."""
+"""Of the subspace iteration: its steps in whole numbers, and the columns it carries beside those asked for."""
 JOIN = "\n"
 """Stands before each name of the vectors that travel as one leaf; no name holds one."""
 
@@ -79,7 +79,7 @@ def strongest_components(name: str, m: Tensor, rank: int, ctx: Ctx) -> Component
     n, r = m.shape[2], rank + MORE
     if r < n:
         return strongest_subspace(m, ctx.uniform(f"lowrank/{name}", n * r).reshape(-1, n, r) * 2 - 1, rank, PASSES)
-    return strongest_subspace(m, torch.eye(n, device=m.device).expand(len(m), n, n), rank, 1)
+    return strongest_subspace(m, torch.eye(n, device=m.device).expand(len(m), n, n), rank, 0)
 
 
 def worthy_components(parts: Components, cut_K: Tensor) -> Tensor:

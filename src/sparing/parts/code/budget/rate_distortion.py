@@ -23,6 +23,7 @@ from sparing.core.reduce import largest_in_rows, total
 from sparing.parts.code.budget.matrices import SLOPE, components_by_root, fitting_matrix
 from sparing.parts.code.budget.subspace import Components
 from sparing.parts.code.dead_zone import DEAD, TOP, codes_of
+from sparing.wire.index import places_of
 
 PRICE = 0.12
 """Measured on updates of a CNN, where D changes: what a bit more saves, in values and in components."""
@@ -35,8 +36,8 @@ SAMPLE, CLASSES = 1 << 12, 16
 TINY = 2.0**-1000
 BLOCK = 1 << 18
 """Values squared together."""
-HEAD, ROW_HEAD = 32, 96
-"""Bits in which a leaf of values tells its chances, about, and each component."""
+HEAD, ROW_HEAD, FACTOR_HEAD = 32, 96, 88
+"""Bits in which a leaf of values tells its chances, about, each component, and a leaf of components beside these."""
 
 
 class Choice(NamedTuple):
@@ -92,9 +93,9 @@ def _sampled_values(x: Tensor) -> tuple[Tensor, Tensor]:
     n = x.shape[1]
     if n <= 2 * SAMPLE:
         return torch.arange(n), torch.ones(n).double()
-    top = largest_in_rows(x, SAMPLE)[0].cpu()
+    top = largest_in_rows(x.float(), SAMPLE)[0].cpu()
     drawn = (uniforms(hashes(torch.zeros(1, dtype=torch.int64), SAMPLE))[0].double() * n).long()
-    few, others = top.nonzero()[:, 0], drawn[~top[drawn]]
+    few, others = places_of(top), drawn[~top[drawn]]
     share = (n - len(few)) / max(len(others), 1)
     return torch.cat([few, others]), torch.cat([torch.ones(len(few)), torch.full([len(others)], share)]).double()
 
@@ -187,7 +188,7 @@ def entropy_of_rows(codes: np.ndarray) -> float:
     entries = codes.view(np.uint8) + 256 * np.arange(len(codes))[:, None]
     counts = np.bincount(entries.reshape(-1), minlength=256 * len(codes)).reshape(-1, 256)
     together = logged(np.array([codes.size])) - logged(counts.sum(0))
-    return min(together, logged(counts.sum(1)) - logged(counts) + ROW_HEAD * len(codes))
+    return min(together, logged(counts.sum(1)) - logged(counts) + ROW_HEAD * len(codes)) + FACTOR_HEAD
 
 
 def logged(counts: np.ndarray) -> float:
