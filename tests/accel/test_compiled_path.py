@@ -201,6 +201,28 @@ def test_on_a_cpu_it_trains_as_stacked_does():
     assert all(torch.equal(x, stacked[name]) for name, x in ours.items())
 
 
+def test_loops_that_the_compiler_cannot_reorder_stay_in_order(monkeypatch):
+    from torch._inductor.exc import InductorError
+
+    asked = []
+
+    def compile_or_not(step, **how):
+        asked.append(how.get("options"))
+
+        def call(*tensors):
+            if not how.get("options"):
+                raise InductorError(AssertionError(), None)
+            return step(*tensors)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile_or_not)
+    x = torch.ones(3)
+    step = compiled_step._compiled(torch.fx.symbolic_trace(lambda x: x.add_(1)), [x])
+    assert asked == [None, {"loop_ordering_after_fusion": False}]
+    assert step(x).tolist() == [3.0] * 3
+
+
 def on_gpu(
     model: nn.Module, counts: list[int], phase: Phase, precision: str = "float32"
 ) -> tuple[PathCall, dict, dict]:

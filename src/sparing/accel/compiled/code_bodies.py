@@ -105,7 +105,7 @@ def compiled_in_two_planes(m: Tensor) -> subspace.Planes:
     if not split_rows(rows, rows.view(np.int64), high, low, steps):
         return subspace.in_two_planes.plain(m)
     first, second = (torch.from_numpy(plane).reshape(m.shape) for plane in (high, low))
-    return subspace.Planes(first, second, torch.from_numpy(steps / FINER)[:, None, None])
+    return subspace.Planes(first, second, torch.from_numpy(steps * (1 / FINER))[:, None, None])
 
 
 @compiled
@@ -117,7 +117,7 @@ def split_rows(
         peak = largest_of(bits_of_rows[k])
         if not math.isfinite(peak):
             return False
-        steps[k] = step = peak / TOP if peak > 0 else 1.0
+        steps[k] = step = peak * (1 / TOP) if peak > 0 else 1.0
         row, first, second = rows[k], high[k], low[k]
         for i in range(len(row)):
             x = row[i] / step
@@ -166,7 +166,7 @@ def round_columns(x: np.ndarray, codes: np.ndarray, step: np.ndarray) -> bool:
         for j in range(len(own)):
             if not math.isfinite(own[j]):
                 return False
-            own[j] = own[j] / TOP if own[j] > 0 else 1.0
+            own[j] = own[j] * (1 / TOP) if own[j] > 0 else 1.0
         for i in range(x.shape[1]):
             row, into = x[k, i], codes[k, i]
             for j in range(len(own)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.func import grad_and_value
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sparing.accel.keyed_classes import stacked_copy
@@ -27,6 +27,7 @@ from sparing.train.working_copy import trained_names
 
 COMPILER: dict[str, Any] = {"backend": "inductor"}
 """How `torch.compile` is asked."""
+IN_ORDER: dict[str, Any] = {"options": {"loop_ordering_after_fusion": False}}
 
 
 class ClientTensors(NamedTuple):
@@ -75,10 +76,7 @@ class ClientStep:
             traced = make_fx(self.take)(*copies)
             if any(map(_draws, traced.graph.nodes)):
                 raise Uncompilable("it draws random numbers")
-            step = torch.compile(traced, fullgraph=True, dynamic=False, **COMPILER)
-            with torch.no_grad():
-                step(*copies)
-        return step
+            return _compiled(traced, copies)
 
     def take(self, *tensors: Tensor) -> tuple[()]:
         """The step itself."""
@@ -121,6 +119,20 @@ class ClientStep:
             torch._foreach_copy_(params, still)  # pyright: ignore[reportPrivateImportUsage]
         if given.near:
             torch._foreach_copy_(given.near, params)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _compiled(traced: GraphModule, copies: list[Tensor]) -> Callable[..., object]:
+    """Called once with these. Of some models the compiler cannot reorder the loops of the update; then it leaves them."""
+    from torch._inductor.exc import InductorError  # which imports the compiler
+
+    step = torch.compile(traced, fullgraph=True, dynamic=False, **COMPILER)
+    with torch.no_grad():
+        try:
+            step(*copies)
+        except InductorError:
+            step = torch.compile(traced, fullgraph=True, dynamic=False, **COMPILER, **IN_ORDER)
+            step(*copies)
+    return step
 
 
 def _draws(node: Node) -> bool:

@@ -91,12 +91,19 @@ class StepSheet:
         return graph
 
 
-@cache
 def shared_pool(device: torch.device) -> Any:
     """Memory for what comes and goes within a graph. All graphs take turns in it, as all that they leave behind stands
     elsewhere, and none is replayed beside another."""
-    with torch.cuda.device(device):
-        return torch.cuda.graph_pool_handle()
+    return _pool_keeper(device).pool()
+
+
+@cache
+def _pool_keeper(device: torch.device) -> torch.cuda.CUDAGraph:
+    """A graph that never goes: with its last one, a pool would."""
+    keeper = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(keeper, capture_error_mode="thread_local"):
+        torch.zeros(1, device=device)
+    return keeper
 
 
 def as_read(samples: Tensor, dtype: torch.dtype) -> Tensor:

@@ -170,7 +170,7 @@ def counted_in_tokens(table: StepTable, loss: Loss, y: Tensor) -> StepTable:
 
 def _step_weights(loss: Loss, y: Tensor, places: Tensor, real: Tensor) -> Tensor:
     """Of one step, `[K]`."""
-    weights = sample_weights(loss, y.index_select(0, places.flatten()))
+    weights = sample_weights(loss, y.index_select(0, place(places.flatten(), y.device)))
     assert weights is not None
     return (weights.view(places.shape).to(real.device) * real).sum(1)
 

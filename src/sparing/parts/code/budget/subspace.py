@@ -70,17 +70,17 @@ class Planes(NamedTuple):
 def in_two_planes(m: Tensor) -> Planes:
     """Of matrices `[K, rows, columns]` float64, with the largest number of each as the last."""
     peak = m.abs().amax((1, 2), keepdim=True)
-    step = torch.where(peak == 0, 1.0, peak / TOP)
+    step = torch.where(peak == 0, 1.0, peak * (1 / TOP))
     high = (m / step).round_()
     low = (m / step).sub_(high).mul_(FINER).round_()
-    return Planes(high.to(torch.int8), low.to(torch.int8), step / FINER)
+    return Planes(high.to(torch.int8), low.to(torch.int8), step * (1 / FINER))
 
 
 @operation
 def whole_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
     """Columns `[K, n, r]` as int8 and the step of each `[K, 1, r]`."""
     peak = x.abs().amax(1, keepdim=True)
-    step = torch.where(peak > 0, peak / TOP, 1.0)
+    step = torch.where(peak > 0, peak * (1 / TOP), 1.0)
     return (x / step).round_().to(torch.int8), step
 
 
