@@ -122,7 +122,7 @@ class ClientStep:
 
 
 def _compiled(traced: GraphModule, copies: list[Tensor]) -> Callable[..., object]:
-    """Called once with these. Of some models the compiler cannot reorder the loops of the update; then it leaves them."""
+    """Called once with these. Where the compiler cannot reorder the loops of an update, it leaves them as they are."""
     from torch._inductor.exc import InductorError  # which imports the compiler
 
     step = torch.compile(traced, fullgraph=True, dynamic=False, **COMPILER)
