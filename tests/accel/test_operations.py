@@ -184,9 +184,15 @@ def written_update(d: Draw) -> tuple:
     return parcel, to_bytes(parcel, 0, "update"), schema, changed(make_ctx([0], t=2), device=str(d.device))
 
 
-def sent_by_each(d: Draw) -> tuple:
-    x = d.normal(K, d.n)
-    return lambda k: Parcel({"w": Leaf(x[k : k + 1] * 2)}, {}), K, d.device
+def doubled_by_each(d: Draw) -> tuple:
+    part = Leaf(d.normal(K, d.n), scope=d.coin(1, d.n), scale=d.normal(K, 2), bits=8, tight=True)
+    parts = {"w": subspace.Components(*(d.normal(K, n).double() for n in (3, 1, 4)))}
+
+    def send(k, parcel, parts):
+        value = parcel.leaves["w"].value * 2 + k + float(parts["w"].s)
+        return Parcel(parcel.leaves | {"w": parcel.leaves["w"]._replace(value=value)}, parcel.notes)
+
+    return send, Parcel({"w": part, "whole": Leaf(d.normal(1, 7))}, {"n": d.normal(K)}), parts, K
 
 
 def components(d: Draw, shape: tuple[int, ...], last: float = 1.0) -> tuple:
@@ -347,7 +353,7 @@ CASES: dict[tuple[object, str], Case] = {
     (count.written_sizes, ""): lambda d: (coded_leaves(d, K),),
     (count.written_sizes, "nothing"): lambda d: ({},),
     (versions.read_back, ""): written_update,
-    (byte_budget.for_each_client, ""): sent_by_each,
+    (byte_budget.sent_by_each, ""): doubled_by_each,
     (subspace.eigen_pairs, ""): symmetric,
     (subspace.in_two_planes, ""): lambda d: (
         d.normal(K, 9, d.n).double() * d.placed([[[0.0]], [[1.0]], [[1e9]], [[3.0]], [[1e-9]]]),

@@ -1,7 +1,6 @@
 """Choosing what of an update travels: products of small numbers, and what a GPU leaves to its host, side by side."""
 
 import os
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 from sparing.accel.compiled import code_bodies
 from sparing.accel.compiled.host_rows import can_loop, rows_of
 from sparing.accel.host_workers import host_workers
-from sparing.core.parcel import Parcel
+from sparing.core.ops import place, to_host
+from sparing.core.parcel import Parcel, map_tensors, parcel_row
 from sparing.core.threads import intra_op, work_side_by_side
 from sparing.parts.code.budget import byte_budget, matrices, subspace
 
@@ -68,10 +68,24 @@ def fast_add_components(value: Tensor, a: Tensor, b: Tensor, step_K: Tensor, how
             into += step.to(product.dtype) * product
 
 
-def fast_for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:
-    """`byte_budget.for_each_client`; its threads wait for the host's workers, so they are others."""
+def fast_sent_by_each(
+    send: byte_budget.Send, parcel: Parcel, parts: dict[str, subspace.Components], clients: int
+) -> Parcel:
+    """`byte_budget.sent_by_each`: what a GPU has is brought to its host at once, whose cores take a client each."""
+    device = next(iter(parcel.leaves.values())).value.device
     if device.type == "cpu":
-        return byte_budget.for_each_client.plain(send, clients, device)
-    sent: list[Parcel] = []
-    work_side_by_side(range(clients), send, sent.append, os.cpu_count() or 1)
-    return sent
+        return byte_budget.sent_by_each.plain(send, parcel, parts, clients)
+    there: list[Tensor] = []
+    map_tensors(parcel, lambda x: there.append(x) or x)
+    arrived = to_host([*there, *(x for some in parts.values() for x in some)])
+    here = iter(arrived())
+    parcel_here = map_tensors(parcel, lambda _: next(here))
+    parts_here = {name: subspace.Components(*(next(here) for _ in some)) for name, some in parts.items()}
+    rows: list[Parcel] = []
+
+    def row(k: int) -> Parcel:
+        return send(k, parcel_row(parcel_here, k), byte_budget.components_row(parts_here, k))
+
+    work_side_by_side(range(clients), row, rows.append, os.cpu_count() or 1)
+    sent = map_tensors(byte_budget.stacked_rows(parcel_here, rows), lambda x: place(x, device))
+    return sent._replace(notes=parcel.notes)

@@ -99,7 +99,7 @@ BODIES: tuple[tuple[Operation, Callable[..., Any]], ...] = (
     (rate_distortion.judged, judge_bodies.compiled_judged),
     (dead_zone.values_of_codes, code_bodies.compiled_values_of_codes),
     (matrices.add_components, budget_bodies.fast_add_components),
-    (byte_budget.for_each_client, budget_bodies.fast_for_each_client),
+    (byte_budget.sent_by_each, budget_bodies.fast_sent_by_each),
     (subspace.in_two_planes, code_bodies.compiled_in_two_planes),
     (subspace.whole_numbers, code_bodies.compiled_whole_numbers),
     (subspace.whole_product, budget_bodies.fast_whole_product),

@@ -86,10 +86,10 @@ def budget_codec(layout: Layout, most: float = math.inf, by: By = "best", skip: 
             return parcel, state
         rooms, parts = _rooms_of(most, view.ctx), components_of(plan, parcel, view.ctx)
 
-        def row(k: int) -> Parcel:
-            return send_within(plan, parcel_row(parcel, k), rooms[k], _components_row(parts, k))
+        def send(k: int, parcel: Parcel, parts: dict[str, Components]) -> Parcel:
+            return send_within(plan, parcel, rooms[k], parts)
 
-        return _stacked_rows(parcel, for_each_client(row, len(rooms), view.ctx.device)), state
+        return sent_by_each(send, parcel, parts, len(rooms)), state
 
     traits = Trait.COUNTS | Trait.DEADLINE if most == math.inf else Trait.COUNTS
     decode, schema = partial(decode_chosen, plan), partial(expect_chosen, plan)
@@ -130,10 +130,15 @@ def split_leaves(plan: BudgetPlan, leaves: Mapping[str, Leaf | Spec]) -> tuple[d
     return alone, joined
 
 
+Send = Callable[[int, Parcel, dict[str, Components]], Parcel]
+"""What a client sends of its parcel, of which these are the components."""
+
+
 @operation
-def for_each_client(send: Callable[[int], Parcel], clients: int, device: torch.device) -> list[Parcel]:
-    """What each of these clients sends, from tensors on that device."""
-    return [send(k) for k in range(clients)]
+def sent_by_each(send: Send, parcel: Parcel, parts: dict[str, Components], clients: int) -> Parcel:
+    """What these clients send."""
+    rows = [send(k, parcel_row(parcel, k), components_row(parts, k)) for k in range(clients)]
+    return stacked_rows(parcel, rows)
 
 
 def components_of(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> dict[str, Components]:
@@ -146,7 +151,7 @@ def components_of(plan: BudgetPlan, parcel: Parcel, ctx: Ctx) -> dict[str, Compo
     }
 
 
-def _components_row(parts: dict[str, Components], k: int) -> dict[str, Components]:
+def components_row(parts: dict[str, Components], k: int) -> dict[str, Components]:
     return {name: Components(*(x[k : k + 1] for x in some)) for name, some in parts.items()}
 
 
@@ -281,7 +286,7 @@ def _steps_in(told: Leaf) -> Tensor:
     return told.scale.double() * table[told.value.clamp(min=0).long()]
 
 
-def _stacked_rows(parcel: Parcel, rows: list[Parcel]) -> Parcel:
+def stacked_rows(parcel: Parcel, rows: list[Parcel]) -> Parcel:
     """The rows as one; what came with the parcel beside values stays as it was."""
     leaves = {}
     for name, leaf in rows[0].leaves.items():
