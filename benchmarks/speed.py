@@ -32,7 +32,7 @@ import torch
 import yaml
 from peers import limit, table
 from peers.child import Spec
-from peers.contest import apart, contest
+from peers.contest import WARM, apart, contest
 from peers.shapes import MODELS, Shape, shape_of
 
 from sparing.runs.environment import package_commit
@@ -73,6 +73,7 @@ def options() -> argparse.ArgumentParser:
     found.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     found.add_argument("--rounds", type=int, help="at a time, at least; 3, on a GPU 10")
     found.add_argument("--repeats", type=int, default=5, help="of these")
+    found.add_argument("--warm", type=int, default=WARM, help="rounds before any is timed, and three more")
     found.add_argument("--cohorts", nargs="*", type=int, default=[], help="also FedAvg on the MLP with so many clients")
     found.add_argument("--plan", nargs="*", default=[], metavar="KEY=VALUE", help="of our studies, else auto")
     found.add_argument("--device", default="cpu")
@@ -108,7 +109,7 @@ def on_shape(shape: Shape, rounds: int, args: argparse.Namespace) -> dict[str, A
     before, every = limit.machine(args.device), specs(shape, args)
     other = {*args.methods, table.ANCHOR}  # they come to a model of their own
     far = apart({who: spec for who, spec in every.items() if who not in other})
-    rows = contest({who: every[who] for who in every if who in far or who in other}, rounds, args.repeats)
+    rows = contest({who: every[who] for who in every if who in far or who in other}, rounds, args.repeats, args.warm)
     if table.OURS not in rows:
         raise SystemExit(f"{shape.name}: there is nothing to compare with")
     able = limit.best(before, limit.machine(args.device))

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from peers.child import Spec
 
-WARM = 3  # rounds before the clock starts
+WARM = 3  # rounds before it is seen how long one takes, and so many of these before the clock starts
 LEAST = 1.0  # seconds that a repetition takes: whoever is quick does more rounds in it
 PATIENCE = 60  # seconds to leave
 
@@ -93,9 +93,9 @@ def ready(specs: dict[str, Spec], rounds: int) -> list[Contestant]:
     return there
 
 
-def contest(specs: dict[str, Spec], rounds: int, repeats: int) -> dict[str, dict[str, Any]]:
+def contest(specs: dict[str, Spec], rounds: int, repeats: int, warm: int = WARM) -> dict[str, dict[str, Any]]:
     """Seconds of every contestant in every repetition, of the wall's clock and of all processors, and its memory."""
-    there = ready(specs, WARM)
+    there = ready(specs, warm)
     rows = {one.name: {**one.told, "seconds": [], "cpu": [], "peak_mb": 0.0, "gpu_mb": 0.0} for one in there}
     many = {one.name: at_least(rounds, ask(one, rounds=WARM)["seconds"] / WARM) for one in there}
     for _ in range(repeats):

@@ -76,8 +76,11 @@ def test_lowrank_rounds_are_the_formula(energy, memory):
     same([make], lambda u: entropy.lowrank(u, energy), memory, tolerance=0.02)
 
 
-@pytest.mark.parametrize(("energy", "rank"), [(0.4, 32), (0.8, 32), (0.95, 32), (0.999, 32), (0.95, 2)])
-def test_lowrank_uploads_are_the_formula_but_for_a_code_here_and_there(energy, rank):
+@pytest.mark.parametrize(
+    ("energy", "rank", "alike"), [(0.4, 32, 0.9), (0.8, 32, 0.9), (0.95, 32, 0.9), (0.999, 32, 0.9), (0.95, 2, 0.75)]
+)
+def test_lowrank_uploads_are_the_formula_but_for_a_code_here_and_there(energy, rank, alike):
+    """More of them where components are found by iteration, in numbers of 15 bits."""
     codec = compose(LAYOUT, find_recipe("lowrank").make(energy=energy, rank=rank)).up[0]
     off = []
     for t, cohort in enumerate([one for seed in range(4) for one in moves(seed)]):
@@ -92,7 +95,7 @@ def test_lowrank_uploads_are_the_formula_but_for_a_code_here_and_there(energy, r
             wanted = entropy.lowrank({n: x[i].double().numpy() for n, x in values.items()}, energy, rank)
             off.append(apart({n: back.leaves[n].value[i].numpy() for n in wanted}, wanted))
     assert max(off) < 0.05
-    assert sum(x < 1e-4 for x in off) > 0.9 * len(off)
+    assert sum(x < 1e-4 for x in off) > alike * len(off)
 
 
 def sharpened(x, rank):

@@ -49,11 +49,7 @@ _FLIGHT_MEMORY = (
 _COPIES_PER_CLIENT = (
     8  # of a client's model and state: start, after, update, gradient, masks, codecs; twice that if rotated
 )
-_CACHE_CHUNKS = {
-    "stacked": 16,
-    "compiled": 16,
-    "implicit": 32,
-}  # clients at once on a CPU: weights that are formed should stay in its caches
+_MOST_AT_ONCE = 256  # clients, however small they are
 _RECORDED = ("stacked", "compiled")  # paths of which a step can be recorded as a CUDA graph
 _BANK_MEMORY = (
     2 << 30
@@ -65,7 +61,7 @@ _TRIAL_SHARE, _LEAST_TRIAL_SECONDS, _MOST_TRIAL_SECONDS = (
     10.0,
 )  # of that, and seconds, that measuring may take
 _BUSY_LOAD = 1.5  # processes waiting for a core, from which on nothing is measured
-_CLEARLY_FASTER = 1.1  # times faster than the rule's choice, or the rule has its way
+_CLEARLY_FASTER = 1.15  # times faster than the rule's choice, or the rule has its way
 
 
 class SettledPlan(NamedTuple):
@@ -236,9 +232,8 @@ def _layout_by_rule(path: str, plan: PlanSection, engine: str, job: Job, cohort:
     on_cpu = next(iter(job.initial.values())).device.type == "cpu"
     chunk, threads = plan.chunk, plan.threads
     if chunk == "auto":
-        cached = on_cpu and path in _CACHE_CHUNKS and (path != "implicit" or job.looks_at_updates)
         most = _most_clients_at_once(path, plan, job, cohort, step)
-        chunk = max(1, min(most, _CACHE_CHUNKS[path] if cached else 256))
+        chunk = max(1, min(most, _MOST_AT_ONCE))
     if threads == "auto":
         many = (path == "implicit" or path_called(path).in_turn) and on_cpu and engine == "vector"
         threads = min(_cpu_cores(), chunk, _most_steps_at_once(path, plan, job, step)) if many else 1

@@ -22,7 +22,7 @@ from torch import Tensor
 from sparing.core.context import Ctx
 from sparing.core.operation import operation
 from sparing.core.tree import cleared, column
-from sparing.parts.code.budget.subspace import Components, strongest_subspace
+from sparing.parts.code.budget.subspace import Components, every_component, strongest_subspace
 from sparing.parts.code.dead_zone import codes_of, digits, rounded
 from sparing.parts.factors import Shape, matrix_as_layer_weight, matrix_of, matrix_sides
 
@@ -77,9 +77,9 @@ def strongest_components(name: str, m: Tensor, rank: int, ctx: Ctx) -> Component
         turned = strongest_components(name, m.mT, rank, ctx)
         return Components(turned.v, turned.s, turned.u)
     n, r = m.shape[2], rank + MORE
-    if r < n:
-        return strongest_subspace(m, ctx.uniform(f"lowrank/{name}", n * r).reshape(-1, n, r) * 2 - 1, rank, PASSES)
-    return strongest_subspace(m, torch.eye(n, device=m.device).expand(len(m), n, n), rank, 0)
+    if r >= n:
+        return every_component(m, rank)
+    return strongest_subspace(m, ctx.uniform(f"lowrank/{name}", n * r).reshape(-1, n, r) * 2 - 1, rank, PASSES)
 
 
 def worthy_components(parts: Components, cut_K: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""The strongest components of K matrices at once: M ~ sum of s u v^T, by subspace iteration.
+"""The strongest components of K matrices at once: M ~ sum of s u v^T.
 
-Matrices are read in whole numbers of 15 bits, and a guess of their right vectors is refined in 8, since products of
-bytes cost next to nothing where the processor has them. Every sum is exact (`dead_zone`), so row k of a K-call has the
-bits of that row alone; the small decompositions in between are LAPACK's, one matrix at a time on one thread. Vectors
-are orthonormal, and a matrix is right, to about 1e-4 of the largest entry: far better than any code they are sent in.
+A matrix of few columns is decomposed by its squares. A larger one goes by subspace iteration: it is read in whole
+numbers of 15 bits, and a guess of its right vectors is refined in 8, since products of bytes cost next to nothing where
+the processor has them; vectors are orthonormal, and a matrix is right, to about 1e-4 of the largest entry, far better
+than any code they are sent in. Every sum is exact (`dead_zone`), so row k of a K-call has the bits of that row alone;
+the small decompositions in between are LAPACK's, one matrix at a time on one thread.
 
-    >>> m = torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None]
-    >>> strongest_subspace(m, torch.eye(3)[None], 2, passes=0).s.round(decimals=3)
+    >>> every_component(torch.diag(torch.tensor([3.0, 2.0, 1.0]))[None], 2).s
     tensor([[3., 2.]], dtype=torch.float64)
 """
 
@@ -33,10 +33,19 @@ class Components(NamedTuple):
     v: Tensor  # [K, columns, r]
 
 
+def every_component(m: Tensor, rank: int) -> Components:
+    """Of matrices `[K, rows, columns]` of few columns, the `rank` strongest."""
+    bits = digits(max(m.shape[1:]))
+    m = rounded(m.double(), bits)
+    turn, square = (z[..., :rank] for z in spectrum(m))
+    turn = rounded(turn, bits)
+    return Components(divided(m @ turn, square), square.sqrt(), turn)
+
+
 def strongest_subspace(m: Tensor, start: Tensor, rank: int, passes: int) -> Components:
     """Of matrices `[K, rows, columns]`, from a guess of the right vectors `[K, columns, at least r]`."""
     matrix, bits = in_two_planes(m.double()), digits(max(m.shape[1:]))
-    x = in_two_planes(refined(matrix, start.double(), passes)[..., :rank] if passes else start.double())
+    x = in_two_planes(refined(matrix, start.double(), passes)[..., :rank])
     y = rounded(FINER * whole_product(matrix, x.high) + whole_product(matrix, x.low), bits)
     turn, square = (z[..., :rank] for z in spectrum(y))
     turn = rounded(turn, bits)
