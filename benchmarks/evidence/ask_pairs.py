@@ -21,7 +21,7 @@ PARTS: dict[str, Any] = {  # in the order of a list
     "fedavgm": {"fedavgm": {"beta": 0.5}},
 }
 PAIRS = {f"{a}+{b}": (a, b) for a, b in combinations(PARTS, 2)}
-IMPOSSIBLE = {"lowrank+topk", "lowrank+ecsq", "lowrank+int8", "ecsq+int8"}  # refused, with the reason
+IMPOSSIBLE = {"psfed+lowrank", "lowrank+topk", "lowrank+ecsq", "lowrank+int8", "ecsq+int8"}  # refused, with the reason
 DIGITS, WRITERS = "digits", "writers"
 
 

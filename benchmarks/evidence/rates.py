@@ -1,7 +1,7 @@
 """A learning rate with a worse one on either side, found in the same number of trials at most for every row."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 STEP = 2.0
 MOST = 7
@@ -32,6 +32,17 @@ def next_rates(start: float, scores: Mapping[float, float]) -> list[float]:
 def best_rate(scores: Mapping[float, float]) -> float:
     """The lowest of the best."""
     return max(sorted(scores), key=lambda rate: scores[rate])
+
+
+def steady_rate(scores: Mapping[float, float], apart: Collection[float]) -> float:
+    """The best, or the highest below it at which no run came apart; the lowest of all at worst.
+
+    >>> scores = {0.05: 0.4, 0.1: 0.5, 0.2: 0.7, 0.4: 0.6}
+    >>> steady_rate(scores, []), steady_rate(scores, [0.2]), steady_rate(scores, [0.2, 0.1, 0.05])
+    (0.2, 0.1, 0.05)
+    """
+    below = [rate for rate in scores if rate <= best_rate(scores)]
+    return max((rate for rate in below if rate not in apart), default=min(below))
 
 
 def is_bracketed(scores: Mapping[float, float]) -> bool:

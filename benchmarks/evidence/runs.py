@@ -7,7 +7,7 @@ from pathlib import Path
 
 from play import COLUMNS
 from question import NAMES, Job, Question, mark
-from rates import best_rate, next_rates
+from rates import next_rates, steady_rate
 
 RESULTS = Path(__file__).parent / "results"
 TUNING_SEED = 1000
@@ -44,15 +44,36 @@ def rate_scores(question: Question, setting: str, row: str, done: list[Job]) -> 
     return {job["rate"]: score(job, judged) for job in tried}
 
 
-def finals(setting: str, row: str, done: list[Job], again: bool = False) -> list[Job]:
-    """Finished ones by seed: those of the tables, or those that were run again."""
+def all_finals(setting: str, row: str, done: list[Job], again: bool = False) -> list[Job]:
+    """By rate, downwards, and seed: those of the tables, or those that were run again."""
     found = [job for job in done if (job["setting"], job["row"], job["stage"]) == (setting, row, "final")]
-    found = [job for job in found if "failed" not in job and (job["seed"] >= AGAIN) == again]
-    return sorted(found, key=lambda job: job["seed"])
+    found = [job for job in found if (job["seed"] >= AGAIN) == again]
+    return sorted(found, key=lambda job: (-job["rate"], job["seed"]))
+
+
+def finals(setting: str, row: str, done: list[Job], again: bool = False) -> list[Job]:
+    """The finished ones at the rate that the row came to."""
+    found = all_finals(setting, row, done, again)
+    return [job for job in found if job["rate"] == found[-1]["rate"] and "failed" not in job]
+
+
+def came_apart(job: Job) -> bool:
+    """Whether a run was stopped by its losses or updates, or ended below half of the best that it had reached."""
+    if "failed" in job:
+        return True
+    values = [value for line in job["curve"] if (value := line[AT["global"]]) is not None]
+    return bool(values) and values[-1] < 0.5 * max(values)
+
+
+def rates_that_came_apart(setting: str, row: str, done: list[Job]) -> list[float]:
+    return sorted({job["rate"] for job in all_finals(setting, row, done) if came_apart(job)}, reverse=True)
 
 
 def wanted_jobs(question: Question, done: list[Job]) -> Iterator[Job]:
-    """Everything that can be run now: rates first, then seed after seed of all rows whose rate is known."""
+    """Everything that can be run now: rates first, then seed after seed of all rows whose rate is known.
+
+    A row of which one final run comes apart is run anew with all its seeds, at the next lower rate that was tried.
+    """
     known, tuned = {mark(job) for job in done}, list[tuple[str, str, float]]()
     for name, setting in question.settings.items():
         for row in question.rows_of(name):
@@ -61,7 +82,8 @@ def wanted_jobs(question: Question, done: list[Job]) -> Iterator[Job]:
             for rate in more:
                 yield dict(zip(NAMES, (question.name, name, row, "rate", rate, TUNING_SEED), strict=True))
             if not more:
-                tuned.append((name, row, best_rate(scores) if scores else setting.rate))
+                apart = rates_that_came_apart(name, row, done)
+                tuned.append((name, row, steady_rate(scores, apart) if scores else setting.rate))
     every = sorted({seed for name in question.settings for seed in question.seeds_in(name)})
     for seed in every:
         for name, row, rate in tuned:

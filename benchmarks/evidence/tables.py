@@ -19,7 +19,7 @@ from question import Job, Question
 from questions import QUESTIONS
 from rates import is_bracketed
 
-from runs import AT, finals, rate_scores, read_results
+from runs import AT, all_finals, came_apart, finals, rate_scores, rates_that_came_apart, read_results
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 PICTURES = PAGE.parent / "pictures" / "evidence"
@@ -64,7 +64,18 @@ class Line:
 
     def rate(self) -> str:
         scores = rate_scores(self.question, self.setting, self.row, self.done)
-        return f"{self.runs[0]['rate']:g}" + ("" if is_bracketed(scores) or not scores else " (edge)")
+        notes = [] if is_bracketed(scores) or not scores else ["edge"]
+        rate = self.runs[0]["rate"]
+        notes += [
+            f"{one:g} came apart" for one in rates_that_came_apart(self.setting, self.row, self.done) if one > rate
+        ]
+        return f"{rate:g}" + (f" ({', '.join(notes)})" if notes else "")
+
+    def seeds(self) -> str:
+        """Finished ones; beside them those that came apart at the lowest rate there is."""
+        here = [job for job in all_finals(self.setting, self.row, self.done) if job["rate"] == self.runs[0]["rate"]]
+        apart = sum(map(came_apart, here))
+        return str(len(self.runs)) + (f", {apart} came apart" if apart else "")
 
     def metric(self, name: str) -> str:
         values = [job["metrics"][name] for job in self.runs if name in job.get("metrics", {})]
@@ -97,7 +108,7 @@ def table(question: Question, setting: str, done: list[Job]) -> list[str]:
         out += ["| method | lr | seeds | " + " | ".join(heads) + " |", "|---" * (len(heads) + 3) + "|"]
     for line in ran:
         cells = [COLUMNS[name][1](line) if name in COLUMNS else line.metric(name) for name in question.columns]
-        out.append("| " + " | ".join([line.row, line.rate(), str(len(line.runs)), *cells]) + " |")
+        out.append("| " + " | ".join([line.row, line.rate(), line.seeds(), *cells]) + " |")
     if missing:
         out += ["", "Not run: " + (", ".join(missing) if ran else "any row") + "."]
     return out

@@ -57,6 +57,23 @@ def test_an_untuned_setting_has_one_rate():
     assert {(one["stage"], one["rate"]) for one in wanted_jobs(question_of_two(0), [])} == {("final", 0.1)}
 
 
+def test_a_row_of_which_a_run_comes_apart_goes_on_at_the_next_lower_rate_with_all_its_seeds():
+    from runs import TUNING_SEED, finals, wanted_jobs
+
+    question, done = question_of_two(4), []
+    for row in ("FedAvg", "other"):
+        done += [job(row, "rate", rate, TUNING_SEED, a) for rate, a in ((0.05, 0.5), (0.1, 0.6), (0.2, 0.4))]
+    fallen = job("other", "final", 0.1, 1, 0.6)
+    fallen["curve"][-1][1] = 0.2
+    done += [job(row, "final", 0.1, 0, 0.6) for row in ("FedAvg", "other")]
+    for apart in (fallen, {**job("other", "final", 0.1, 1, 0.6), "failed": "the loss became nan"}):
+        came = [*done, apart]
+        wanted = [(one["row"], one["rate"], one["seed"]) for one in wanted_jobs(question, came)]
+        assert wanted == [("other", 0.05, 0), ("FedAvg", 0.1, 1), ("other", 0.05, 1)]
+        came += [job("other", "final", 0.05, 0, 0.5)]
+        assert [one["rate"] for one in finals("here", "other", came)] == [0.05]
+
+
 def test_a_verdict_needs_an_interval_and_repetitions_do_not_count():
     from judge import difference, within
 
