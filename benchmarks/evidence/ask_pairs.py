@@ -22,6 +22,8 @@ PARTS: dict[str, Any] = {  # in the order of a list
 }
 PAIRS = {f"{a}+{b}": (a, b) for a, b in combinations(PARTS, 2)}
 IMPOSSIBLE = {"psfed+lowrank", "lowrank+topk", "lowrank+ecsq", "lowrank+int8", "ecsq+int8"}  # refused, with the reason
+STRONGEST = 10
+"""Points of the strongest colour."""
 DIGITS, WRITERS = "digits", "writers"
 
 
@@ -61,8 +63,9 @@ def draw_gains(figure: Any, question: Question, done: list[Job]) -> None:
             mean = sum(values) / len(values)
             for i, j in ((names.index(a), names.index(b)), (names.index(b), names.index(a))):
                 shown[i][j] = mean
-                ax.text(j, i, f"{mean:+.1f}", ha="center", va="center", fontsize=7)
-        ax.imshow(shown, cmap="RdBu", vmin=-10, vmax=10)
+                ink = "white" if abs(mean) > 0.6 * STRONGEST else "black"
+                ax.text(j, i, f"{mean:+.1f}", ha="center", va="center", fontsize=7, color=ink)
+        ax.imshow(shown, cmap="RdBu", vmin=-STRONGEST, vmax=STRONGEST)
         ax.set_xticks(range(len(names)), names, rotation=60, ha="right")
         ax.set_yticks(range(len(names)), names)
         ax.set_title(setting)

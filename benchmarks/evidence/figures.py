@@ -15,6 +15,10 @@ from questions import QUESTIONS
 
 from runs import AT, finals, read_results
 
+MATRIX_INCHES = 5.5
+FAR = 10.0
+"""Points: where a row is farther from the reference, those near it are shown on a wider scale."""
+
 
 def draw_all(folder: Path) -> None:
     """Of every question with final runs of two rows."""
@@ -26,7 +30,8 @@ def draw_all(folder: Path) -> None:
             continue
         seen = question._replace(settings={name: question.settings[name] for name in settings})
         most = max(len(rows_with_runs(seen, name, done)) for name in settings)
-        figure = plt.figure(figsize=(5.5 * len(settings) + 1, max(3.5, 0.3 * most + 1.5)), layout="constrained")
+        height = MATRIX_INCHES if question.figure == "gains" else max(3.5, 0.3 * most + 1.5)
+        figure = plt.figure(figsize=(5.5 * len(settings) + 1, height), layout="constrained")
         FIGURES[question.figure](figure, seen, done)
         figure.savefig(folder / f"{question.name}.png", dpi=100, metadata={"Software": None})
         plt.close(figure)
@@ -49,6 +54,9 @@ def draw_differences(figure: Any, question: Question, done: list[Job]) -> None:
             if found.high < float("inf"):
                 ax.plot([found.low, found.high], [y, y], color="C0", lw=2)
         ax.axvline(0, color="0.6", lw=1)
+        if max(map(abs, ax.get_xlim())) > FAR:
+            ax.set_xscale("symlog", linthresh=1)
+            ax.xaxis.set_major_formatter("{x:g}")
         ax.set_yticks(range(len(rows)), rows)
         ax.set_xlabel(f"points from {question.reference}")
         ax.set_title(setting)
