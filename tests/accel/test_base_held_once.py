@@ -40,12 +40,12 @@ def memories():
 
 def copies_during(path: str, threads: int, seed: int) -> int:
     g = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(4, SIDE, generator=g), torch.arange(4) % 3) for _ in range(8)]
+    pairs = [(torch.randn(4, SIDE, generator=g), torch.arange(4) % 3) for _ in range(4)]
     task = sparing.Task(Base, pairs, pairs[0])
     Base.seen, Base.wanted = set(), bytes(task.build(seed).frozen.weight.untyped_storage().tolist())
     local = {"epochs": 1, "batch": 2, "lr": 0.1}
-    plan = {"path": path, "chunk": 8, "threads": threads}
-    sparing.run(task, rounds=2, sample=8, seed=seed, local=local, plan=plan)
+    plan = {"path": path, "chunk": 4, "threads": threads}
+    sparing.run(task, rounds=1, sample=4, seed=seed, local=local, plan=plan)
     return len(Base.seen)
 
 

@@ -50,25 +50,19 @@ METHODS: dict[str, tuple[Any, dict[str, Any]]] = {
     "norm-bound": ([{"norm-bound": {"bound": 0.5}}], {"fleet": {"attack": {"kind": "sign-flip", "share": 0.3}}}),
     "one client for some": ("fedavg", {"sample": 3}),
 }
+ON_THREE = ("fedavg", "everything", "pfedsim published", "krum with psfed", "broadcast", "exact adapters", "secure")
+"""Studies that three ranks play too."""
 STUDIES = {name: STUDY | {"task": TASK, "method": method} | other for name, (method, other) in METHODS.items()}
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("alone")
+def play_alone(folder: Path, studies: dict[str, dict[str, Any]]) -> dict[str, Any]:
     results = {}
-    for name, study in STUDIES.items():
+    for name, study in studies.items():
         given = dict(study)
         key = bytes.fromhex(given.pop("secret")) if "secret" in given else None
         result = sparing.run(given.pop("task"), given.pop("method"), out=folder / name, secret=key, **given)
         results[name] = {"sha256": result.model_sha256, "metrics": [record.metrics for record in result.table]}
-    return {"folder": folder, "results": results}
-
-
-@pytest.fixture(scope="module", params=[2, 3])
-def ranks(request, tmp_path_factory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    return {"folder": folder, "results": play_on_ranks(request.param, folder, STUDIES)}
+    return results
 
 
 def rows_of(folder: Path, table: str) -> list[dict[str, str]]:
@@ -78,18 +72,28 @@ def rows_of(folder: Path, table: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", STUDIES)
-def test_ranks_play_the_run_of_one_process(name, alone, ranks):
-    one, several = alone["folder"] / name, ranks["folder"] / name
-    for table in ("ledger.csv", "rounds.csv", "clients.csv"):
-        assert rows_of(one, table) == rows_of(several, table), table
-    assert (one / "pictures.jsonl").read_text() == (several / "pictures.jsonl").read_text()
-    assert ranks["results"][name]["sha256"] == alone["results"][name]["sha256"]
-    for mine, theirs in zip(ranks["results"][name]["metrics"], alone["results"][name]["metrics"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-12, nan_ok=True)
-
-
-def test_the_log_shows_how_long_each_rank_took(ranks):
-    lines = [line for line in (ranks["folder"] / "fedavg" / "log.txt").read_text().splitlines() if " clients=" in line]
+@pytest.mark.parametrize(("world", "names"), [(2, tuple(STUDIES)), (3, ON_THREE)], ids=["two", "three"])
+def test_ranks_play_the_runs_of_one_process(world, names, tmp_path):
+    """One test for all studies of so many ranks, who are started once for them."""
+    studies = {name: STUDIES[name] for name in names}
+    wanted, found = play_alone(tmp_path / "alone", studies), play_on_ranks(world, tmp_path / "ranks", studies)
+    differ = {name: why for name in names if (why := difference(name, tmp_path, wanted, found))}
+    assert not differ
+    lines = [line for line in (tmp_path / "ranks/fedavg/log.txt").read_text().splitlines() if " clients=" in line]
     assert len(lines) == 3
-    assert all("rank_seconds=" in line and "slowest=" in line for line in lines)
+    assert all("rank_seconds=" in line and "slowest=" in line for line in lines), "how long each rank took"
+
+
+def difference(name: str, folder: Path, wanted: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """What of this study's run is not that of one process."""
+    one, several = folder / "alone" / name, folder / "ranks" / name
+    tables = ("ledger.csv", "rounds.csv", "clients.csv")
+    differ = [table for table in tables if rows_of(one, table) != rows_of(several, table)]
+    if (one / "pictures.jsonl").read_text() != (several / "pictures.jsonl").read_text():
+        differ.append("pictures.jsonl")
+    if found[name]["sha256"] != wanted[name]["sha256"]:
+        differ.append("model")
+    for mine, theirs in zip(found[name]["metrics"], wanted[name]["metrics"], strict=True):
+        if mine != pytest.approx(theirs, rel=1e-12, nan_ok=True):
+            differ.append(f"metrics: {mine}, alone {theirs}")
+    return differ
