@@ -5,6 +5,7 @@ python players.py FOLDER     as one rank: plays what FOLDER/studies.json lists
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,11 +29,17 @@ def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
 
 def start_ranks(world: int, command: list[str], **other: Any) -> list[subprocess.Popen]:
     port = free_port()
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes["preexec_fn"] = _hear_ctrl_c
     return [
         subprocess.Popen([sys.executable, *command], env=rank_environment(rank, world, port), **(pipes | other))
         for rank in range(world)
     ]
+
+
+def _hear_ctrl_c() -> None:
+    """Also where whoever started the tests ignores it, as a shell does for what runs in its background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def end_of(processes: list[subprocess.Popen], seconds: float = 300) -> list[tuple[int, str, str]]:
