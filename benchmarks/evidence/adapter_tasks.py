@@ -5,13 +5,12 @@
 trains the networks and writes them to runs/evidence/bases, about a minute each on a GPU.
 
 speech        a character model on two thirds of Shakespeare's plays; adapted to the speakers of the others
-small-speech  the same, with a model that a CPU trains in minutes
 vision        a vision transformer on CIFAR-10; adapted to the superclasses of CIFAR-100
+digits        dense layers on MNIST; adapted to 20 clients who see it turned, tilted, scaled, inverted and blurred
 """
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import sparing
 from sparing.data.dataset import Dataset
 from sparing.data.registry import load_dataset
+from sparing.models import build_network
 from sparing.models.text import Transformer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -49,22 +49,22 @@ def _speech_network() -> nn.Module:
     return Transformer(vocabulary=97, length=80, width=128, layers=4, heads=4, last=False)
 
 
-def _small_speech_network() -> nn.Module:
-    return Transformer(vocabulary=97, length=80, width=64, layers=2, heads=4, last=False)
-
-
 def speech_model() -> nn.Module:
     return _with_base(_speech_network(), "speech")
-
-
-def small_speech_model() -> nn.Module:
-    return _with_base(_small_speech_network(), "small-speech")
 
 
 def _with_base(model: nn.Module, name: str) -> nn.Module:
     """What it has learned."""
     model.load_state_dict(_read_base(name))
     return model
+
+
+def digit_network() -> nn.Module:
+    return build_network({"mlp": {"hidden": [200, 200]}}, (1, 28, 28), 10)
+
+
+def digit_model() -> nn.Module:
+    return _with_base(digit_network(), "digits")
 
 
 def vision_network(classes: int) -> nn.Module:
@@ -93,11 +93,7 @@ def _read_base(name: str) -> dict[str, Tensor]:
 def train_base(name: str, device: str, rounds: int) -> float:
     """One client with all samples; the accuracy on what it has not seen."""
     adam = {"epochs": 1, "batch": 64, "optimiser": "adamw", "lr": 1e-3, "schedule": "cosine", "clip": 1.0}
-    tasks = {
-        "speech": lambda: _first_speech(_speech_network),
-        "small-speech": lambda: _first_speech(_small_speech_network),
-        "vision": _first_vision,
-    }
+    tasks = {"speech": _first_speech, "vision": _first_vision, "digits": _first_digits}
     evaluate = {"every": rounds, "who": ["global"]}
     result = sparing.run(tasks[name](), rounds=rounds, local=adam, device=device, evaluate=evaluate)
     BASES.mkdir(parents=True, exist_ok=True)
@@ -105,11 +101,11 @@ def train_base(name: str, device: str, rounds: int) -> float:
     return result.accuracy
 
 
-def _first_speech(network: Callable[[], nn.Module]) -> sparing.Task:
+def _first_speech() -> sparing.Task:
     dataset = load_dataset("shakespeare", length=80)
     first = _of_first_plays(dataset)
     train, test = ((dataset.x[mask], dataset.y[mask]) for mask in (first, ~first))
-    return sparing.Task(network, train=[train], test=test)
+    return sparing.Task(_speech_network, train=[train], test=test)
 
 
 def _first_vision() -> dict[str, Any]:
@@ -117,9 +113,14 @@ def _first_vision() -> dict[str, Any]:
     return {"data": "cifar10", "split": "iid", "clients": 1, "augment": ["crop", "flip"], "model": model}
 
 
+def _first_digits() -> dict[str, Any]:
+    model = f"{Path(__file__).relative_to(Path.cwd())}:digit_network"
+    return {"data": "mnist", "split": "iid", "clients": 1, "model": model}
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("bases", nargs="+", choices=("speech", "small-speech", "vision"))
+    options.add_argument("bases", nargs="+", choices=("speech", "vision", "digits"))
     options.add_argument("--device", default="cpu")
     options.add_argument("--rounds", type=int, default=30)
     args = options.parse_args()

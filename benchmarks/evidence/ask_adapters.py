@@ -6,12 +6,10 @@ from judge import better
 from question import Claim, Question, Row, Setting
 
 CODE = "benchmarks/evidence/adapter_tasks.py"
-SPEECH, SMALL_SPEECH, VISION = "speakers", "speakers, a small model", "superclasses"
+SPEECH, VISION, STYLES = "speakers", "superclasses", "20 digit styles"
 EQUAL, UNEQUAL = {"rank": 8}, {"ranks": [32, 16, 8, 4]}
 OF_EQUAL = ("average", "freeze-a", "exact", "stack", "padded", "svd", "increments")
 OF_UNEQUAL = ("freeze-a", "stack", "padded", "svd", "partitioned", "increments")
-LEFT_OUT = ("full fine-tuning, alone", "padded, rank 8", "increments, ranks 4 to 32, keep all")
-"""Of the small model's rows."""
 KEPT = ("perplexity", "truncation_error")
 
 
@@ -74,27 +72,12 @@ QUESTION = Question(
             seconds=0.3,
             device="cuda",
         ),
-        SMALL_SPEECH: Setting(
-            "the same with a model of 2 x 64, and 4 steps of 16 pieces of text a round",
-            {
-                "task": {"data": f"{CODE}:speakers", "split": None, "model": f"{CODE}:small_speech_model"},
-                "sample": 10,
-                "rounds": 40,
-                "local": {**ADAM, "epochs": None, "steps": 4},
-                "evaluate": {"metrics": ["accuracy", "perplexity"]},
-            },
-            rate=0.002,
-            tuning_rounds=20,
-            seconds=1.2,
-            evaluations=8,
-        ),
     },
     rows=rows_for(["qkv", "out"], []),
     seeds=range(3),
-    within={SMALL_SPEECH: tuple(name for name in rows_for([], []) if name not in LEFT_OUT)},
     reference=REFERENCE,
     columns=("perplexity", *COLUMNS),
-    claims=claims_in(SPEECH) + claims_in(SMALL_SPEECH),
+    claims=claims_in(SPEECH),
 )
 VISION_QUESTION = Question(
     name="vision-adapters",
@@ -126,4 +109,27 @@ VISION_QUESTION = Question(
     reference=REFERENCE,
     columns=COLUMNS,
     claims=claims_in(VISION),
+)
+DIGITS_QUESTION = Question(
+    name="digit-adapters",
+    asks="The same of dense layers: which blend of adapters learns best?",
+    settings={
+        STYLES: Setting(
+            "784-200-200-10, trained on MNIST; 20 clients who see it in a style each, 10 a round, 10 steps of 32",
+            {
+                "task": {"data": "mnist", "split": "styles", "clients": 20, "model": f"{CODE}:digit_model"},
+                "sample": 10,
+                "rounds": 100,
+                "local": {"steps": 10, "batch": 32, "optimiser": "adamw", "clip": 1.0},
+            },
+            rate=0.002,
+            tuning_rounds=50,
+            seconds=0.2,
+        ),
+    },
+    rows=rows_for(["dense1", "dense2"], ["head"]),
+    seeds=range(5),
+    reference=REFERENCE,
+    columns=COLUMNS,
+    claims=claims_in(STYLES),
 )

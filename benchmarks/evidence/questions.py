@@ -22,5 +22,6 @@ _QUESTIONS = (
     ask_spread.QUESTION,
     ask_adapters.QUESTION,
     ask_adapters.VISION_QUESTION,
+    ask_adapters.DIGITS_QUESTION,
 )
 QUESTIONS: dict[str, Question] = {question.name: question for question in _QUESTIONS}
