@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt
 DOCS = Path(__file__).parent
 TABLE = "**writers**: MNIST by writer, 100 clients, 20 a round, LeNet-5 (62k)"
 ROW = re.compile(
-    r"^\| (?P<name>[^|]+) \| [^|]* \| (?P<seeds>\d+)[^|]* \| (?P<mean>[\d.]+) ± (?P<std>[\d.]+) \|[^|]*\| (?P<up>[\d,.]+) \|",
-    re.M,
+    r"^\| (?P<name>[^|]+) \| [^|]* \| [^|]* \| (?P<mean>[\d.]+) ± (?P<std>[\d.]+) \|[^|]*\| (?P<up>[\d,.]+) \|", re.M
 )
 OURS = ("low rank", "budget", "ecsq")
 RIGHT, LEFT, BELOW = (

@@ -67,14 +67,14 @@ def test_whole_products_are_exact():
 
 def test_row_k_has_the_bits_of_that_row_alone_at_any_number_of_threads():
     x, first = falling(5, 200, 60, seed=3), start(5, 60, 20, seed=4)
-    together = strongest_subspace(x, first, 12, 2)
+    together, whole = strongest_subspace(x, first, 12, 2), every_component(x, 12)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
             for k in range(5):
                 alone = strongest_subspace(x[k : k + 1], first[k : k + 1], 12, 2)
-                for one, all_ in zip(alone, together, strict=True):
+                for one, all_ in zip((*alone, *every_component(x[k : k + 1], 12)), (*together, *whole), strict=True):
                     assert torch.equal(one[0], all_[k])
         assert torch.get_num_threads() == 2
     finally:
