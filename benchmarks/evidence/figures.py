@@ -1,5 +1,6 @@
 """The figure of each question, from its results."""
 
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -64,15 +65,16 @@ def draw_differences(figure: Any, question: Question, done: list[Job]) -> None:
 
 
 def draw_bytes(figure: Any, question: Question, done: list[Job]) -> None:
-    """Accuracy at the end against megabytes up and down."""
+    """Accuracy at the end, with its spread over seeds, against megabytes up and down."""
     axes = figure.subplots(1, len(question.settings), squeeze=False)[0]
     for ax, setting in zip(axes, question.settings, strict=True):
         for number, row in enumerate(rows_with_runs(question, setting, done)):
             runs = finals(setting, row, done)
             x = sum(job["curve"][-1][AT["up"]] + job["curve"][-1][AT["down"]] for job in runs) / len(runs) / 1e6
             values = list(ends(setting, row, done).values())
-            marker = "os^Dv"[number // 10]
-            ax.plot([x], [sum(values) / len(values)], marker, color=f"C{number % 10}", label=row)
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            look = {"fmt": "os^Dv"[number // 10], "color": f"C{number % 10}", "label": row, "capsize": 2, "lw": 1}
+            ax.errorbar([x], [statistics.mean(values)], [spread], **look)
         ax.set(xscale="log", xlabel="megabytes, up and down, all clients", ylabel="accuracy, %", title=setting)
         ax.grid(alpha=0.3)
     axes[-1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
