@@ -20,7 +20,7 @@ check: lint $(STAMP)            ## for every edit: core, laws and parts without 
 test: $(STAMP)                  ## everything CI checks, the code's looks beside the tests
 	$(MAKE) --no-print-directory --jobs 2 lint tests
 
-tests: $(STAMP)
+tests: $(STAMP)                 ## the tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 plain: $(STAMP)                 ## core, laws, parts and recipes without accelerators

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from peers.child import Spec
 
-WARM = 3  # rounds before it is seen how long one takes, and so many of these before the clock starts
+WARM = 3  # rounds before anything is timed, and those by which it is found how many a repetition needs
 LEAST = 1.0  # seconds that a repetition takes: whoever is quick does more rounds in it
 PATIENCE = 60  # seconds to leave
 

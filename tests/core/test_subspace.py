@@ -20,10 +20,8 @@ def falling(k, m, n, seed=0, rate=0.7):
 @pytest.mark.parametrize(("m", "n"), [(40, 12), (300, 12), (7, 7)])
 def test_all_components_of_a_small_matrix_are_those_of_its_decomposition(m, n):
     x = torch.randn(2, m, n, generator=torch.Generator().manual_seed(1))
-    r, ways = (
-        min(m, n),
-        {3e-4: strongest_subspace(x, start(2, n, n), min(m, n), 2), 1e-5: every_component(x, min(m, n))},
-    )
+    r = min(m, n)
+    ways = {3e-4: strongest_subspace(x, start(2, n, n), r, 2), 1e-5: every_component(x, r)}
     for tolerance, found in ways.items():
         assert torch.allclose(found.s, torch.linalg.svdvals(x.double()), rtol=tolerance)
         assert torch.allclose((found.u * found.s[:, None]) @ found.v.mT, x.double(), atol=tolerance)

@@ -80,7 +80,7 @@ def test_lowrank_rounds_are_the_formula(energy, memory):
     ("energy", "rank", "alike"), [(0.4, 32, 0.9), (0.8, 32, 0.9), (0.95, 32, 0.9), (0.999, 32, 0.9), (0.95, 2, 0.75)]
 )
 def test_lowrank_uploads_are_the_formula_but_for_a_code_here_and_there(energy, rank, alike):
-    """More of them where components are found by iteration, in numbers of 15 bits."""
+    """Fewer uploads are alike where components are found by iteration, in numbers of 15 bits."""
     codec = compose(LAYOUT, find_recipe("lowrank").make(energy=energy, rank=rank)).up[0]
     off = []
     for t, cohort in enumerate([one for seed in range(4) for one in moves(seed)]):
